@@ -1,0 +1,1 @@
+"""The round: draft a block, schedule its prefix, verify it, commit what was accepted. Torch-free."""
