@@ -24,23 +24,27 @@ def race_winners(
     """Winner of each row's race, [A].
 
     Exact, yet it looks at few tokens: the group minimum of the noise over the group maximum of the
-    weights bounds every score of a group from below, so groups above the best score are never opened.
+    weights bounds every score of a group from below, so groups above a score already seen stay closed.
     """
     assert weights.ndim == 2, weights.shape
     seed = np.asarray(seeds, dtype=np.uint64)[:, None]
     position = np.asarray(positions, dtype=np.uint64)[:, None]
     groups = _groups(weights)
-    num_rows, num_groups, _ = groups.shape
-    minima, _ = race_group_minima(seed, position, np.arange(num_groups, dtype=np.uint64)[None, :])
+    rows = np.arange(groups.shape[0])
+    group_ids = np.arange(groups.shape[1], dtype=np.uint64)[None, :]
+    minima, holders = race_group_minima(seed, position, group_ids)
+    heaviest = groups.amax(-1).cpu().numpy()
+    held = groups.gather(2, torch.from_numpy(holders.astype(np.int64))[..., None].to(groups.device))
     with np.errstate(divide="ignore"):
-        bounds = minima / groups.amax(-1).cpu().numpy()
-    rows, first = np.arange(num_rows), bounds.argmin(axis=1)
-    scores, winners = _open(groups, seed, position, rows, first)
-    # Equal bounds stay in: the first group meets itself again, which keeps the code one path.
-    rows, more = np.nonzero(bounds <= scores[:, None])
-    scores, winners = _open(groups, seed, position, rows, more)
+        bounds = minima / heaviest
+        holder_scores = minima / held.squeeze(2).cpu().numpy()
+    # Two cheap guesses at the best score: the holders of the minima, and the group of the likeliest token.
+    scores, _ = _open(groups, seed, position, rows, heaviest.argmax(axis=1))
+    limits = np.minimum(scores, holder_scores.min(axis=1))
+    rows, opened = np.nonzero(bounds <= limits[:, None])
+    scores, winners = _open(groups, seed, position, rows, opened)
     order = np.lexsort((winners, scores, rows))
-    starts = np.searchsorted(rows[order], np.arange(num_rows))
+    starts = np.searchsorted(rows[order], np.arange(groups.shape[0]))
     return winners[order][starts]
 
 
