@@ -1,0 +1,95 @@
+"""Chooses how long a prefix of each block is verified.
+
+Losslessness rests on non-anticipation (paper §3.2.2, Appendix A): whether draft k is verified must not
+depend on the value of draft k, nor on anything computed from it, such as confidence[k+1]. Here that
+holds by construction: confidences come as iterators, and confidence[k+1] is pulled only after draft k
+was admitted for good. `confidence[0]` follows from committed tokens alone. A search that may take
+admissions back, or that goes on after one that did not pay, would break this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heapreplace
+
+import numpy as np
+
+from dspark.scheduling.capacity import CapacityCurve
+
+# Sizes whose speed is looked up at once; far fewer than a large batch could reach.
+_LOOKUP_LEN = 256
+
+
+def allocate_early_stop(
+    confidences: Sequence[Iterable[float]],
+    curve: CapacityCurve,
+    *,
+    base_tokens: int = 0,
+) -> list[int]:
+    """Algorithm 1 with early stop: admit drafts by falling survival while speed strictly improves.
+
+    Maximises (sum over requests of expected committed tokens) x SPS(B), where B counts one token per
+    request, the admitted drafts and `base_tokens`. Ties go to the earlier position, then to the earlier
+    request. Optimal where that product has a single peak along the order of admission.
+
+    Args:
+        confidences: per request, the conditional confidences of its block; empty for none. Pulled
+            lazily.
+        curve: measured cost of a step.
+        base_tokens: other tokens of the same step (prompt chunks).
+
+    Returns:
+        The prefix length of each request.
+    """
+    prefix_lens = [0] * len(confidences)
+    if not confidences:
+        return prefix_lens
+    streams = [iter(confidence) for confidence in confidences]
+    firsts = [(next(stream, None), index) for index, stream in enumerate(streams)]
+    # (-survival, position in the block, request)
+    candidates = [(-confidence, 0, index) for confidence, index in firsts if confidence is not None]
+    heapify(candidates)
+    speeds = _Speeds(curve, base_tokens + len(confidences))
+    expected_committed = float(len(confidences))
+    best = expected_committed * speeds[0]
+    num_admitted = 0
+    while candidates:
+        negative_survival, position, index = candidates[0]
+        gained = (expected_committed - negative_survival) * speeds[num_admitted + 1]
+        if gained <= best:
+            break
+        best = gained
+        expected_committed -= negative_survival
+        num_admitted += 1
+        prefix_lens[index] = position + 1
+        following = next(streams[index], None)
+        if following is None:
+            heappop(candidates)
+        else:
+            heapreplace(candidates, (negative_survival * following, position + 1, index))
+    return prefix_lens
+
+
+def allocate_fixed(block_lens: Sequence[int], prefix_len: int) -> list[int]:
+    """The same prefix length for all, whatever the load; trivially causal."""
+    return [min(block_len, prefix_len) for block_len in block_lens]
+
+
+def allocate_off(num_requests: int) -> list[int]:
+    """Plain decoding."""
+    return [0] * num_requests
+
+
+class _Speeds:
+    """SPS by number of admitted drafts, looked up in slices."""
+
+    def __init__(self, curve: CapacityCurve, num_tokens: int) -> None:
+        self._curve = curve
+        self._num_tokens = num_tokens
+        self._known: list[float] = []
+
+    def __getitem__(self, num_admitted: int) -> float:
+        if num_admitted >= len(self._known):
+            sizes = self._num_tokens + len(self._known) + np.arange(_LOOKUP_LEN)
+            self._known.extend((1.0 / (self._curve.draft_s + self._curve.steps_s(sizes))).tolist())
+        return self._known[num_admitted]

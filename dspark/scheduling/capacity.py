@@ -1,0 +1,90 @@
+"""What a step of the target costs by its number of tokens, as measured on the real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityCurve:
+    """Seconds of one round's fixed draft cost and of one step of `batch_tokens` tokens.
+
+    Between points the cost is linear; below the first it is that of the first; beyond the last it
+    goes on along the last two points.
+    """
+
+    # rising numbers of tokens
+    sizes: tuple[int, ...]
+    # seconds of one step, never falling
+    seconds: tuple[float, ...]
+    # seconds that every round spends before its step
+    draft_s: float = 0.0
+
+    @classmethod
+    def from_points(cls, step_cost: Sequence[tuple[int, float]], *, draft_s: float = 0.0) -> CapacityCurve:
+        """Make a curve of measured (batch_tokens, seconds), in any order.
+
+        Noise is smoothed until the cost never falls as the batch grows (pool adjacent violators);
+        several measurements of one size are averaged.
+
+        Raises:
+            ConfigurationError: no points, or a size or duration that is not positive.
+        """
+        if not step_cost:
+            raise ConfigurationError("step_cost is empty; measure the verifier's steps first")
+        if any(size <= 0 or not seconds > 0.0 for size, seconds in step_cost):
+            raise ConfigurationError(f"step_cost must hold positive sizes and seconds, not {list(step_cost)}")
+        sizes = sorted({size for size, _ in step_cost})
+        means = [float(np.mean([seconds for other, seconds in step_cost if other == size])) for size in sizes]
+        return cls(tuple(sizes), tuple(_never_falling(means)), draft_s)
+
+    def with_draft_cost(self, draft_s: float) -> CapacityCurve:
+        """The same steps behind another draft cost."""
+        return CapacityCurve(self.sizes, self.seconds, draft_s)
+
+    def check_rises(self) -> None:
+        """Refuse a curve that cannot tell a small step from a large one.
+
+        Raises:
+            ConfigurationError: fewer than two sizes, or no rise from the first to the last.
+        """
+        if self.seconds[-1] <= self.seconds[0]:
+            raise ConfigurationError(
+                f"step_cost is flat over the sizes {list(self.sizes)}, so an adaptive policy would verify "
+                "everything; measure more sizes or choose the policy fixed or off"
+            )
+
+    def step_s(self, batch_tokens: int) -> float:
+        """Seconds of one step of the target."""
+        return float(self.steps_s(np.array([batch_tokens]))[0])
+
+    def steps_s(self, batch_tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+        """Seconds of one step for several sizes."""
+        inside = np.interp(batch_tokens, self.sizes, self.seconds)
+        if len(self.sizes) < 2:
+            return inside
+        slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
+        beyond: npt.NDArray[np.float64] = inside + slope * np.maximum(batch_tokens - self.sizes[-1], 0)
+        return beyond
+
+    def steps_per_second(self, batch_tokens: int) -> float:
+        """SPS(B) of Algorithm 1: rounds per second when each step holds `batch_tokens` tokens."""
+        return 1.0 / (self.draft_s + self.step_s(batch_tokens))
+
+
+def _never_falling(values: Sequence[float]) -> list[float]:
+    """Closest never-falling sequence in squares: neighbours that fall are replaced by their mean."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            other, weight = pools.pop()
+            mean, count = (mean * count + other * weight) / (count + weight), count + weight
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
