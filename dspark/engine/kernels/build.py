@@ -1,0 +1,82 @@
+"""Compiles the C++ kernels once per machine into a cache directory. Knows nothing of tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+# -march=native: the library is keyed by the CPU's flags and never leaves the machine it was built on.
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17", "-Wno-psabi")
+_BUILD_TIMEOUT_S = 120
+
+
+def default_cache_dir() -> Path:
+    """Where converted models, built kernels and measurements are kept unless a caller says otherwise."""
+    return Path.home() / ".cache" / "dspark"
+
+
+def build_kernels(cache_dir: Path, *, compiler: str = "g++") -> Path | None:
+    """Compile the kernels unless that was done before; safe to call from several processes at once.
+
+    Args:
+        cache_dir: root of the cache; the library goes to `cache_dir/kernels`.
+        compiler: a C++17 compiler that takes GCC's flags.
+
+    Returns:
+        The shared library, or None where there is no compiler or it fails: the torch path is used then.
+    """
+    sources = [*sorted(Path(__file__).parent.glob("*.h")), Path(__file__).parent / "kernels.cpp"]
+    executable = shutil.which(compiler)
+    if executable is None:
+        return None
+    folder = cache_dir / "kernels"
+    library = folder / f"kernels-{_key(sources, executable)}.so"
+    if library.exists():
+        return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _compile(executable, sources[-1], library)
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _compile(executable: str, source: Path, library: Path) -> Path:
+    handle, scratch = tempfile.mkstemp(suffix=".so", dir=library.parent)
+    os.close(handle)
+    try:
+        command = [executable, *_FLAGS, str(source), "-o", scratch]
+        subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_TIMEOUT_S)
+        os.replace(scratch, library)
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+    return library
+
+
+def _key(sources: list[Path], executable: str) -> str:
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.read_bytes())
+    digest.update(" ".join(_FLAGS).encode())
+    stat = Path(executable).resolve().stat()
+    digest.update(f"{executable} {stat.st_size} {stat.st_mtime_ns}".encode())
+    digest.update(cpu_flags().encode())
+    return digest.hexdigest()[:16]
+
+
+def cpu_flags() -> str:
+    """The model name and instruction sets of this CPU, as Linux tells them; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    first: dict[str, str] = {}
+    for line in lines:
+        name, _, text = line.partition(":")
+        if name.strip() in wanted:
+            first.setdefault(name.strip(), text.strip())
+    return "; ".join(first.values())

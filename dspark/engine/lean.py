@@ -1,0 +1,140 @@
+"""The lean forward of Llama-like models on a CPU: packed fused matmuls and our kernels, nothing between them.
+
+Computes what the stock classes compute, with the same roundings; tests compare the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dspark.engine.attention import RaggedStep, paged_attention
+from dspark.engine.kernels.native import HeadTransform, NativeKernels
+from dspark.engine.linear import can_pack, fuse_linears, make_linear
+
+_LANES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: Tensor
+    attention_norm: Tensor
+    qkv: nn.Module
+    output: nn.Module
+    gate_up: nn.Module
+    down: nn.Module
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    scale: float
+
+
+def is_lean(model: Any, dtype: torch.dtype) -> bool:
+    """Whether the lean forward computes this model on this machine."""
+    config = model.config
+    sizes = (config.hidden_size, config.intermediate_size, model.model.layers[0].self_attn.head_dim)
+    return (
+        config.model_type in ("llama", "qwen2", "qwen3")
+        and config.hidden_act == "silu"
+        and all(size % _LANES == 0 for size in sizes)
+        and can_pack(model.lm_head.weight)
+        and NativeKernels.supports(
+            dtype=dtype, device=model.lm_head.weight.device, head_dim=sizes[2], page_size=16
+        )
+    )
+
+
+class LeanForward:
+    """A decoder-only model as a list of tensors."""
+
+    def __init__(self, model: Any, target_layer_ids: Sequence[int]) -> None:
+        config = model.config
+        self.use_kernels = True
+        self._embedding = model.model.embed_tokens.weight.detach()
+        self._rotary = _RotaryTable(model, config.max_position_embeddings)
+        self._layers = [_lean_layer(layer) for layer in model.model.layers]
+        self._final_norm = model.model.norm.weight.detach()
+        self._head = make_linear(model.lm_head.weight.detach())
+        self._eps = float(config.rms_norm_eps)
+        self._num_heads = config.num_attention_heads
+        self._num_kv_heads = config.num_key_value_heads
+        self._head_dim = model.model.layers[0].self_attn.head_dim
+        self._tap_columns = {layer_id: place for place, layer_id in enumerate(target_layer_ids)}
+
+    def hidden(self, token_ids: Tensor, positions: Tensor, step: RaggedStep) -> tuple[Tensor, Tensor]:
+        """See TargetForward."""
+        kernels = step.pool.kernels
+        assert kernels is not None, "the lean forward needs a pool with kernels"
+        cos, sin = self._rotary.rows(positions)
+        residual = torch.nn.functional.embedding(token_ids, self._embedding)
+        taps = residual.new_empty((residual.shape[0], len(self._tap_columns) * residual.shape[1]))
+        delta: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            normed = kernels.add_norm(residual, delta, layer.input_norm, self._eps)
+            self._tap(index - 1, residual, taps)
+            delta = layer.output(self._attend(index, layer, normed, step, (cos, sin)))
+            normed = kernels.add_norm(residual, delta, layer.attention_norm, self._eps)
+            delta = layer.down(kernels.silu_mul(layer.gate_up(normed)))
+        hidden = kernels.add_norm(residual, delta, self._final_norm, self._eps)
+        self._tap(len(self._layers) - 1, residual, taps)
+        return hidden, taps
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See TargetForward."""
+        logits: Tensor = self._head(hidden)
+        return logits
+
+    def _attend(
+        self, index: int, layer: _Layer, normed: Tensor, step: RaggedStep, rotation: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        heads = layer.qkv(normed).view(normed.shape[0], -1, self._head_dim)
+        query, key, value = heads.split((self._num_heads, self._num_kv_heads, self._num_kv_heads), dim=1)
+        transform = HeadTransform(*rotation, layer.query_norm, layer.key_norm, self._eps)
+        out = paged_attention(
+            step.pool, index, query, key, value, step.layout, scale=layer.scale, transform=transform
+        )
+        return out.view(normed.shape[0], -1)
+
+    def _tap(self, layer_id: int, residual: Tensor, taps: Tensor) -> None:
+        place = self._tap_columns.get(layer_id)
+        if place is not None:
+            width = residual.shape[1]
+            taps[:, place * width : (place + 1) * width] = residual
+
+
+class _RotaryTable:
+    """Cosines and sines of every position, rounded as the model rounds them, made once."""
+
+    def __init__(self, model: Any, num_positions: int) -> None:
+        like = model.lm_head.weight
+        cos, sin = model.model.rotary_emb(like, torch.arange(num_positions)[None])
+        half = cos.shape[-1] // 2
+        # The model repeats the first half; the kernel does not need it twice.
+        self._cos = cos[0, :, :half].float().contiguous()
+        self._sin = sin[0, :, :half].float().contiguous()
+
+    def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[T] positions to cosines and sines [T, D / 2]."""
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+def _lean_layer(layer: Any) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    bias = attention.o_proj.bias
+    return _Layer(
+        input_norm=layer.input_layernorm.weight.detach(),
+        attention_norm=layer.post_attention_layernorm.weight.detach(),
+        qkv=fuse_linears(attention.q_proj, attention.k_proj, attention.v_proj),
+        output=make_linear(attention.o_proj.weight.detach(), None if bias is None else bias.detach()),
+        gate_up=fuse_linears(mlp.gate_proj, mlp.up_proj),
+        down=make_linear(
+            mlp.down_proj.weight.detach(), None if mlp.down_proj.bias is None else mlp.down_proj.bias
+        ),
+        query_norm=None if query_norm is None else query_norm.weight.detach(),
+        key_norm=None if key_norm is None else key_norm.weight.detach(),
+        scale=float(attention.scaling),
+    )

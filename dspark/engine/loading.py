@@ -1,0 +1,99 @@
+"""Reads a target's weights from a local directory into the fastest forward this machine has for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dspark.engine.attention import ATTENTION_NAME
+from dspark.engine.forward import StockForward, TargetForward
+from dspark.engine.lean import LeanForward, is_lean
+from dspark.errors import ConfigurationError, ModelMismatchError
+from dspark.models.target import check_family, quiet_transformers
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTarget:
+    """A target ready to run.
+
+    Attributes:
+        name: directory name of the weights.
+        config: of the model, as transformers reads it.
+        forward: computes hidden states, taps and logits.
+        eos_token_ids: tokens that end a text.
+    """
+
+    name: str
+    config: Any
+    forward: TargetForward
+    dtype: torch.dtype
+    eos_token_ids: tuple[int, ...]
+
+
+def load_target(
+    path: Path, *, dtype: torch.dtype, target_layer_ids: Sequence[int] = (), use_kernels: bool = True
+) -> LoadedTarget:
+    """Load the model of a Hugging Face directory.
+
+    Args:
+        path: as `prepare_target` returns it.
+        dtype: of the weights, the KV cache and the computation.
+        target_layer_ids: decoder layers whose outputs are tapped.
+        use_kernels: whether the CPU kernels may be used; off for comparisons.
+
+    Raises:
+        ConfigurationError: the directory cannot be read.
+        ModelMismatchError: the model is of no supported kind, or has no such layers.
+    """
+    model = _read_model(path, dtype)
+    _check_config(model.config, path, target_layer_ids)
+    forward: TargetForward
+    if use_kernels and is_lean(model, dtype):
+        forward = LeanForward(model, target_layer_ids)
+    else:
+        forward = StockForward(model, target_layer_ids)
+    return LoadedTarget(path.name, model.config, forward, dtype, _eos_token_ids(path, model.config))
+
+
+def _read_model(path: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    with quiet_transformers():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+            )
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ConfigurationError(f"target {str(path)!r} cannot be loaded: {error}") from error
+    return model.eval().requires_grad_(False)
+
+
+def _check_config(config: Any, path: Path, target_layer_ids: Sequence[int]) -> None:
+    check_family(config.model_type, str(path))
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        raise ModelMismatchError(
+            f"target {str(path)!r} has sliding window layers; dspark needs full attention"
+        )
+    if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
+        raise ModelMismatchError(
+            f"target {str(path)!r} has rotary embeddings that depend on the text's length"
+        )
+    for layer in target_layer_ids:
+        if not 0 <= layer < config.num_hidden_layers:
+            raise ModelMismatchError(
+                f"target_layer_ids names layer {layer}; target {str(path)!r} has {config.num_hidden_layers} layers"
+            )
+
+
+def _eos_token_ids(path: Path, config: Any) -> tuple[int, ...]:
+    file = path / "generation_config.json"
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    eos = known.get("eos_token_id", getattr(config, "eos_token_id", None))
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (int(eos),)

@@ -1,0 +1,117 @@
+"""The requests the target engine holds: their tokens, how far they are computed, and their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dspark.decoding.types import OpenRequest, SamplingParams
+from dspark.engine.pages import PagePool
+from dspark.errors import ContextTooLongError, InvalidRequestError, StaleEpochError
+
+
+@dataclass(slots=True)
+class HeldRequest:
+    """One opened request.
+
+    Attributes:
+        token_ids: prompt and committed tokens; the last one is the anchor.
+        num_computed: leading tokens whose keys and values are in the pages. While prefilling it grows to the
+            number of tokens the request was opened with; afterwards it is `committed_len - 1`.
+        prefill_len: tokens the request was opened with.
+        pages: in order of position.
+    """
+
+    request_id: str
+    epoch: int
+    token_ids: list[int]
+    sampling: SamplingParams
+    prefill_len: int
+    num_computed: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def committed_len(self) -> int:
+        """Tokens whose values are fixed."""
+        return len(self.token_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether tokens it was opened with are still to be computed."""
+        return self.num_computed < self.prefill_len
+
+
+class RequestTable:
+    """All opened requests; takes pages from the pool and gives them back."""
+
+    def __init__(self, pool: PagePool, *, max_context_len: int, vocab_size: int) -> None:
+        self._pool = pool
+        self._max_context_len = max_context_len
+        self._vocab_size = vocab_size
+        self._requests: dict[str, HeldRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def get(self, request_id: str) -> HeldRequest | None:
+        """The request of this id, if held."""
+        return self._requests.get(request_id)
+
+    def open(self, request: OpenRequest) -> None:
+        """Hold a request; the same or a newer epoch replaces what is held.
+
+        Raises:
+            InvalidRequestError: no tokens, or a token the target does not know.
+            ContextTooLongError: more tokens than the context or all pages hold.
+            StaleEpochError: a higher epoch is open.
+        """
+        self._check(request)
+        held = self._requests.get(request.request_id)
+        if held is not None and held.epoch > request.epoch:
+            raise StaleEpochError(
+                f"request {request.request_id!r} is open with epoch {held.epoch}; epoch {request.epoch} is stale"
+            )
+        self.close([request.request_id])
+        self._requests[request.request_id] = HeldRequest(
+            request_id=request.request_id,
+            epoch=request.epoch,
+            token_ids=list(request.token_ids),
+            sampling=request.sampling,
+            prefill_len=len(request.token_ids),
+        )
+
+    def close(self, request_ids: Iterable[str]) -> None:
+        """Forget these requests and free their pages. Unknown ones are ignored."""
+        for request_id in request_ids:
+            held = self._requests.pop(request_id, None)
+            if held is not None:
+                self._pool.free(held.pages)
+
+    def close_all(self) -> None:
+        """Forget every request."""
+        self.close(list(self._requests))
+
+    def reserve(self, held: HeldRequest, num_tokens: int) -> None:
+        """Make sure the request has pages for its first `num_tokens` tokens.
+
+        Raises:
+            OutOfPagesError: the pool has not enough; the request keeps what it had.
+        """
+        missing = -(-num_tokens // self._pool.page_size) - len(held.pages)
+        if missing > 0:
+            held.pages.extend(self._pool.allocate(missing))
+
+    def _check(self, request: OpenRequest) -> None:
+        num_tokens = len(request.token_ids)
+        if num_tokens == 0:
+            raise InvalidRequestError("token_ids is empty; a request needs at least one token", "token_ids")
+        limit = min(self._max_context_len, self._pool.num_pages * self._pool.page_size)
+        if num_tokens > limit:
+            raise ContextTooLongError(
+                f"the request has {num_tokens} tokens, the context holds {limit}; shorten the prompt",
+                "token_ids",
+            )
+        if min(request.token_ids) < 0 or max(request.token_ids) >= self._vocab_size:
+            raise InvalidRequestError(
+                f"token_ids must lie in [0, {self._vocab_size}); use the target's own tokenizer", "token_ids"
+            )

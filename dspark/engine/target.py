@@ -1,0 +1,207 @@
+"""The target engine: one ragged pass per step over all opened requests, drafts accepted and tokens committed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dspark.decoding.acceptance import Verdict, accept_batch
+from dspark.decoding.types import (
+    FeatureBatch,
+    OpenRequest,
+    StepResult,
+    VerifierInfo,
+    VerifyOutcome,
+    VerifyStatus,
+)
+from dspark.engine.attention import RaggedStep
+from dspark.engine.batch import Batch, Segment, StepItem, plan_batch
+from dspark.engine.kernels.build import default_cache_dir
+from dspark.engine.loading import LoadedTarget, load_target
+from dspark.engine.pages import PAGE_SIZE, PagePool
+from dspark.engine.requests import RequestTable
+from dspark.engine.taps import feature_words
+from dspark.errors import ConfigurationError, EngineError
+
+
+class TargetEngine:
+    """Holds the target, its KV pages and its requests. Synchronous; one thread uses it.
+
+    Attributes:
+        info: what the scheduler needs to know about it.
+    """
+
+    def __init__(
+        self,
+        target: LoadedTarget,
+        pool: PagePool,
+        *,
+        has_taps: bool = False,
+        info: VerifierInfo | None = None,
+    ) -> None:
+        config = target.config
+        self._target = target
+        self._pool = pool
+        self._has_taps = has_taps
+        self._vocab_size = int(config.vocab_size)
+        self._max_context_len = int(config.max_position_embeddings)
+        self._table = RequestTable(pool, max_context_len=self._max_context_len, vocab_size=self._vocab_size)
+        self.info = info or VerifierInfo(
+            name=target.name,
+            vocab_size=self._vocab_size,
+            max_context_len=self._max_context_len,
+            page_size=pool.page_size,
+            num_pages=pool.num_pages,
+            eos_token_ids=target.eos_token_ids,
+            dtype=str(target.dtype).removeprefix("torch."),
+        )
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages not held by any request."""
+        return self._pool.num_free
+
+    def open(self, request: OpenRequest) -> None:
+        """Hold a request; see `Verifier.open`.
+
+        Raises:
+            InvalidRequestError: no tokens, or a token the target does not know.
+            ContextTooLongError: more tokens than the context or all pages hold.
+            StaleEpochError: a higher epoch is open.
+        """
+        self._table.open(request)
+
+    def close(self, request_ids: Iterable[str]) -> None:
+        """Free the pages of these requests. Unknown ones are ignored."""
+        self._table.close(request_ids)
+
+    def close_all(self) -> None:
+        """Free the pages of all requests."""
+        self._table.close_all()
+
+    def step(self, items: Sequence[StepItem]) -> tuple[StepResult, list[FeatureBatch]]:
+        """One ragged forward pass over all items.
+
+        Returns:
+            One outcome per item, and the features of the positions that were computed and are committed: those
+            of a prefill chunk, or of the anchor and the accepted drafts.
+
+        Raises:
+            InvalidRequestError, ContextTooLongError: an item is wrong; nothing was computed.
+            EngineError: the forward failed; nothing was committed.
+        """
+        started = time.perf_counter_ns()
+        batch = plan_batch(
+            items, self._table, max_context_len=self._max_context_len, vocab_size=self._vocab_size
+        )
+        outcomes = dict(batch.refused)
+        features: list[FeatureBatch] = []
+        if batch.segments:
+            verdicts, taps = self._forward(batch)
+            judged = iter(verdicts)
+            for segment in batch.segments:
+                verdict = next(judged) if segment.num_logits else None
+                outcomes[segment.item] = _commit(segment, verdict)
+                if self._has_taps:
+                    features.append(_features(segment, verdict, taps))
+        result = StepResult(
+            outcomes=tuple(outcomes[index] for index in range(len(items))),
+            batch_tokens=batch.num_rows,
+            verify_ns=time.perf_counter_ns() - started,
+            num_free_pages=self._pool.num_free,
+        )
+        return result, features
+
+    @torch.inference_mode()
+    def _forward(self, batch: Batch) -> tuple[list[Verdict], Tensor]:
+        try:
+            token_ids, positions, layout = batch.index_tensors(self._pool.page_size)
+            hidden, taps = self._target.forward.hidden(token_ids, positions, RaggedStep(self._pool, layout))
+            rows = batch.logit_rows()
+            if not rows:
+                return [], taps
+            if len(rows) != hidden.shape[0]:
+                hidden = hidden[torch.tensor(rows, device=hidden.device)]
+            return accept_batch(self._target.forward.logits(hidden), batch.judgements()), taps
+        except (RuntimeError, ValueError, IndexError, MemoryError) as error:
+            raise EngineError(f"the target failed on a step of {batch.num_rows} tokens: {error}") from error
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        dtype: str = "auto",
+        target_layer_ids: Sequence[int] = (),
+        pool_tokens: int = 65536,
+        cache_dir: Path | None = None,
+    ) -> TargetEngine:
+        """Load a target directory and measure it.
+
+        Args:
+            path: as `prepare_target` returns it.
+            dtype: "auto", "bfloat16", "float32" or "float64".
+            target_layer_ids: decoder layers whose outputs are handed to the drafter.
+            pool_tokens: tokens the KV pages of all requests hold together.
+            cache_dir: where built kernels and measurements are kept.
+
+        Raises:
+            ConfigurationError: a setting or the directory is wrong.
+            ModelMismatchError: the model is of no supported kind, or has no such layers.
+        """
+        cache = cache_dir or default_cache_dir()
+        number = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
+        target = load_target(path, dtype=number, target_layer_ids=target_layer_ids)
+        pool = make_pool(target, pool_tokens, cache)
+        return cls(target, pool, has_taps=bool(target_layer_ids))
+
+
+def make_pool(target: LoadedTarget, pool_tokens: int, cache_dir: Path) -> PagePool:
+    """KV pages for `pool_tokens` tokens of this target."""
+    if pool_tokens < PAGE_SIZE:
+        raise ConfigurationError(
+            f"pool_tokens is {pool_tokens}; the KV pool needs at least {PAGE_SIZE} tokens"
+        )
+    config = target.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return PagePool(
+        num_pages=pool_tokens // PAGE_SIZE,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        dtype=target.dtype,
+        cache_dir=cache_dir,
+        use_kernels=target.forward.use_kernels,
+    )
+
+
+def _commit(segment: Segment, verdict: Verdict | None) -> VerifyOutcome:
+    """Append what was accepted; rejected keys and values stay in the pages until they are overwritten."""
+    held = segment.held
+    base = held.committed_len
+    if verdict is None:
+        held.num_computed = segment.start + segment.num_rows
+        return VerifyOutcome(held.request_id, held.epoch, base, VerifyStatus.PREFILLING)
+    held.token_ids.extend(verdict.token_ids)
+    held.num_computed = held.committed_len - 1
+    return VerifyOutcome(
+        request_id=held.request_id,
+        epoch=held.epoch,
+        base_committed_len=base,
+        status=VerifyStatus.COMMITTED,
+        num_accepted=verdict.num_accepted,
+        token_ids=verdict.token_ids,
+        logprobs=verdict.logprobs,
+        num_near_ties=verdict.num_near_ties,
+    )
+
+
+def _features(segment: Segment, verdict: Verdict | None, taps: Tensor) -> FeatureBatch:
+    is_verify = segment.drafts is not None and verdict is not None
+    num_rows = verdict.num_accepted + 1 if is_verify and verdict is not None else segment.num_rows
+    rows = taps[segment.first_row : segment.first_row + num_rows]
+    return FeatureBatch(segment.held.request_id, segment.held.epoch, segment.start, feature_words(rows))

