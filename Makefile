@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-STUBS := $(VENV)/.stubs
+STUBS := dspark/api/v1/scheduler_pb2.py
 PROTOS := $(wildcard proto/dspark/api/v1/*.proto)
 COMPOSE := docker-compose.yml
 

