@@ -1,0 +1,1 @@
+"""The HTTP edge: an OpenAI-compatible API over the scheduler. Knows text and HTTP, never tensors."""

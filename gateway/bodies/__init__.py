@@ -1,0 +1,1 @@
+"""The JSON that answers requests: chunks and whole responses of chat and text completions."""

@@ -1,0 +1,1 @@
+"""From a request to its choices: planning, running, assembling tokens into text, statistics."""
