@@ -1,0 +1,1 @@
+"""Drafters (DFlash backbone, heads), their checkpoint format, and where targets come from."""

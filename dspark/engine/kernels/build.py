@@ -19,27 +19,31 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "dspark"
 
 
-def build_kernels(cache_dir: Path, *, compiler: str = "g++") -> Path | None:
+SERVING_KERNELS = Path(__file__).parent / "kernels.cpp"
+
+
+def build_kernels(cache_dir: Path, *, source: Path = SERVING_KERNELS, compiler: str = "g++") -> Path | None:
     """Compile the kernels unless that was done before; safe to call from several processes at once.
 
     Args:
         cache_dir: root of the cache; the library goes to `cache_dir/kernels`.
+        source: the file to compile; it may include the headers of this folder.
         compiler: a C++17 compiler that takes GCC's flags.
 
     Returns:
         The shared library, or None where there is no compiler or it fails: the torch path is used then.
     """
-    sources = [*sorted(Path(__file__).parent.glob("*.h")), Path(__file__).parent / "kernels.cpp"]
+    sources = [*sorted(Path(__file__).parent.glob("*.h")), source]
     executable = shutil.which(compiler)
     if executable is None:
         return None
     folder = cache_dir / "kernels"
-    library = folder / f"kernels-{_key(sources, executable)}.so"
+    library = folder / f"{source.stem}-{_key(sources, executable)}.so"
     if library.exists():
         return library
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return _compile(executable, sources[-1], library)
+        return _compile(executable, source, library)
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -1,0 +1,86 @@
+"""One training objective: a batch of blocks through the drafter to a loss and its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.models.drafter import DSparkDrafter
+from dspark.training.attention import BlockAttention
+from dspark.training.blocks import BlockBatch
+from dspark.training.fused_loss import FusedLoss
+from dspark.training.losses import LossWeights, VocabularyLoss, confidence_loss
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScores:
+    """Per slot, [B*A, G]: what acceptance would be, and whether the slot counts.
+
+    Attributes:
+        overlap: 1 - tv, the chance that rejection sampling accepts.
+        agree: 1 where the argmaxes coincide, which greedy decoding accepts.
+        confidence_logits: raw output of the confidence head.
+        is_valid: whether the label exists.
+    """
+
+    overlap: Tensor
+    agree: Tensor
+    confidence_logits: Tensor
+    is_valid: Tensor
+
+
+def position_weights(is_valid: Tensor, decay: float) -> Tensor:
+    """w_k = exp(-k / decay) on valid slots, summing to one: [N, G] to [N, G] (paper §3.3)."""
+    gamma = is_valid.shape[-1]
+    weights = torch.exp(-torch.arange(gamma) / decay) * is_valid
+    return weights / weights.sum().clamp_min(1e-6)
+
+
+def run_blocks(
+    drafter: DSparkDrafter,
+    batch: BlockBatch,
+    loss: LossWeights,
+    *,
+    decay: float,
+    fused: FusedLoss | None = None,
+) -> tuple[Tensor, BlockScores]:
+    """Forward pass of training: the weighted loss, and the scores of every slot."""
+    gamma = drafter.config.gamma
+    num_samples, width, _ = batch.features.shape
+    backbone = drafter.backbone
+    context_positions = torch.arange(width).repeat(num_samples)
+    fused = backbone.fuse(batch.features.flatten(0, 1))
+    contexts = backbone.context_keys_values(fused, context_positions)
+    embeddings = drafter.block_embeddings(batch.tokens[:, :, 0].reshape(-1))
+    positions = (batch.anchors[:, :, None] + torch.arange(gamma)).reshape(-1)
+    attend = BlockAttention(contexts, batch.anchors, gamma)
+    hidden = backbone(embeddings.flatten(0, 1), positions, attend)
+    # teacher forcing: the token before slot k is the true one
+    embedded = drafter.markov_head.embed(batch.tokens[:, :, :-1].reshape(-1))
+    is_valid = batch.is_valid.reshape(-1, gamma)
+    weights = position_weights(is_valid, decay).reshape(-1)
+    value, overlap, agree = VocabularyLoss.apply(
+        hidden,
+        embedded,
+        drafter.markov_head.markov_w2.weight,
+        drafter.lm_head,
+        batch.teacher,
+        weights,
+        loss,
+        fused,
+    )
+    confidence = torch.zeros(len(weights))
+    if drafter.confidence_head is not None:
+        confidence = drafter.confidence_head(hidden, embedded)
+        value = value + loss.confidence * confidence_loss(confidence, overlap, weights)
+    shape = (-1, gamma)
+    scores = BlockScores(overlap.view(shape), agree.view(shape), confidence.detach().view(shape), is_valid)
+    return value, scores
+
+
+def mean_committed(chance: Tensor, is_valid: Tensor) -> float:
+    """1 + mean over blocks of the sum of running products of `chance` [N, G] on valid slots."""
+    survival = torch.cumprod(chance * is_valid, dim=-1)
+    return 1 + float(survival.sum(-1).mean())
