@@ -15,7 +15,7 @@ from dspark.errors import DsparkError, InvalidRequestError
 Messages = list[dict[str, str]]
 
 
-def add_parser(subparsers: Any) -> None:  # noqa: ANN401 -- argparse keeps the type private
+def add_parser(subparsers: Any) -> None:
     """Add `dspark chat`."""
     parser = subparsers.add_parser("chat", help="ask a running server", description=__doc__)
     parser.add_argument("prompt", nargs="?", help="the question (default: standard input, or a conversation)")

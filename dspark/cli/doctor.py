@@ -29,7 +29,7 @@ class Finding:
     problem: str = ""
 
 
-def add_parser(subparsers: Any) -> None:  # noqa: ANN401 -- argparse keeps the type private
+def add_parser(subparsers: Any) -> None:
     """Add `dspark doctor`, which takes the options of `dspark up` to judge that very call."""
     parser = subparsers.add_parser("doctor", help="what this machine has and would use", description=__doc__)
     add_up_options(parser)

@@ -124,7 +124,7 @@ def _read_config(path: str | None) -> dict[str, Any]:
     return config
 
 
-def _settings(tables: Any) -> dict[str, dict[str, str]]:  # noqa: ANN401 -- whatever the file holds
+def _settings(tables: Any) -> dict[str, dict[str, str]]:
     if not isinstance(tables, dict) or not set(tables) <= set(SERVICES):
         raise ConfigurationError(f"the tables below [settings] must be among {', '.join(SERVICES)}")
     for service, table in tables.items():

@@ -25,7 +25,7 @@ from dspark.cli.supervisor import Supervisor
 from dspark.cli.up_output import ConsoleReporter, print_failure, print_welcome
 
 
-def add_parser(subparsers: Any) -> None:  # noqa: ANN401 -- argparse keeps the type private
+def add_parser(subparsers: Any) -> None:
     """Add `dspark up`."""
     parser = subparsers.add_parser("up", help="start everything on this machine", description=__doc__)
     add_up_options(parser)
