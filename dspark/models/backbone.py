@@ -1,7 +1,7 @@
-"""The DFlash backbone of a DSpark drafter: target features injected as keys and values (paper §3.1, eqs. 2-3).
+"""The DFlash backbone of a DSpark drafter: target features injected as keys and values (§3.1, eqs. 2-3).
 
-It knows tensors and weights. Where keys and values of the context live is the caller's affair: attention is an
-argument, so that training (dense) and serving (paged) run the same layers.
+It knows tensors and weights. Where keys and values of the context live is the caller's affair: attention is
+an argument, so that training (dense) and serving (paged) run the same layers.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ class Backbone(nn.Module):
     def context_keys_values(self, fused: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of the context for every layer, each [T, Hkv, D] (eq. 3)."""
         rotary = self.rotary(positions, fused.dtype)
-        return [layer.self_attn.keys_values(fused, *rotary) for layer in self.layers]
+        attentions = [layer.self_attn for layer in self.layers]
+        return [one.keys_values(fused, *rotary) for one in attentions]  # type: ignore[union-attr,operator]
 
     def forward(self, embeddings: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Run the block slots: embeddings [T, H] at absolute positions [T] to hidden states [T, H]."""

@@ -76,7 +76,8 @@ def build_drafter(config: DrafterConfig, target: dict[str, Tensor], d2t: Tensor 
     if shape != (config.vocab_size, config.hidden_size):
         raise ModelMismatchError(
             f"the drafter was made for a target with vocabulary {config.vocab_size} and hidden size "
-            f"{config.hidden_size}, this target has {shape[0]} and {shape[1]}: pass the pair that belongs together"
+            f"{config.hidden_size}, this target has {shape[0]} and {shape[1]}: pass the pair that belongs "
+            "together"
         )
     ids = torch.arange(config.vocab_size) if d2t is None else d2t.to(torch.int64)
     return DSparkDrafter(config, target["embed"], target["head"], ids)
@@ -108,7 +109,8 @@ def load_drafter(directory: Path, target: Path, *, dtype: torch.dtype = torch.bf
     for key, value in state.items():
         if value.shape != expected[key].shape:
             raise ModelMismatchError(
-                f"{path}: {key} has shape {tuple(value.shape)}, the configuration says {tuple(expected[key].shape)}"
+                f"{path}: {key} has shape {tuple(value.shape)}, "
+                f"the configuration says {tuple(expected[key].shape)}"
             )
     drafter.load_state_dict(state, strict=False)
     return drafter.eval()

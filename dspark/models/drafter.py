@@ -1,4 +1,4 @@
-"""The DSpark drafter as one module: backbone, Markov head, confidence head, frozen embedding and output rows."""
+"""The DSpark drafter as one module: backbone, heads, and the target's frozen embedding and output rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DSparkDrafter(nn.Module):
         self.register_buffer("d2t", d2t)
 
     def block_embeddings(self, anchors: Tensor) -> Tensor:
-        """Anchor token then gamma-1 masks: [R] to [R, G, H] (DeepSpec: the anchor's slot is the first draft)."""
+        """Anchor token, then gamma-1 masks: [R] to [R, G, H]; the anchor's slot gives the first draft."""
         ids = torch.full((len(anchors), self.config.gamma), self.config.mask_token_id, device=anchors.device)
         ids[:, 0] = anchors
         return self.embed_tokens[ids]

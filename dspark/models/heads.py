@@ -17,7 +17,7 @@ class MarkovHead(nn.Module):
         self.markov_w2 = nn.Linear(config.markov_rank, config.num_draft_tokens, bias=False)
 
     def embed(self, previous: Tensor) -> Tensor:
-        """e = W1[x_{k-1}]: target token ids [...] to [..., rank]."""
+        """Embed the previous tokens, W1[x_{k-1}]: target ids [...] to [..., rank]."""
         out: Tensor = self.markov_w1(previous)
         return out
 

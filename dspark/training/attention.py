@@ -1,4 +1,4 @@
-"""Dense attention of training blocks: each block sees the context before its anchor and itself (DeepSpec 2.4)."""
+"""Dense attention of training: each block sees the context before its anchor, and itself (DeepSpec 2.4)."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class BlockSampler:
         ordered = self._samples[np.argsort(lengths)]
         size = self._batch_samples
         batches = [ordered[start : start + size] for start in range(0, len(ordered) - size + 1, size)]
-        self._rng.shuffle(batches)  # type: ignore[arg-type]  # numpy shuffles lists too
+        self._rng.shuffle(batches)
         return batches
 
     def _anchors(self, length: int, prompt_len: int) -> npt.NDArray[np.int64]:

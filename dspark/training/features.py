@@ -68,7 +68,7 @@ class FeatureExtractor:
         log_norm = torch.zeros(mask.shape, dtype=torch.float32)
         rows = mask.bool()
         states = last[rows]
-        parts = [self._target.lm_head(part).float().logsumexp(-1) for part in states.split(chunk)]
+        parts = [self._target.lm_head(part).float().logsumexp(-1) for part in torch.split(states, chunk)]
         log_norm[rows] = torch.cat(parts)
         return log_norm
 

@@ -43,7 +43,8 @@ class FusedLoss:
         """Return the unweighted loss and the overlap of each row, both [n]."""
         log_norm, labels = teacher
         num_rows, vocab = logits.shape
-        assert logits.is_contiguous() and target_logits.is_contiguous(), "logits must be contiguous"
+        assert logits.is_contiguous(), "logits must be contiguous"
+        assert target_logits.is_contiguous(), "target logits must be contiguous"
         assert logits.dtype == target_logits.dtype == torch.bfloat16, (logits.dtype, target_logits.dtype)
         value, overlap = torch.empty(num_rows), torch.empty(num_rows)
         inputs = (logits, target_logits, log_norm.contiguous(), labels.contiguous(), weights.contiguous())

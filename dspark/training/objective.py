@@ -51,8 +51,8 @@ def run_blocks(
     num_samples, width, _ = batch.features.shape
     backbone = drafter.backbone
     context_positions = torch.arange(width).repeat(num_samples)
-    fused = backbone.fuse(batch.features.flatten(0, 1))
-    contexts = backbone.context_keys_values(fused, context_positions)
+    context_states = backbone.fuse(batch.features.flatten(0, 1))
+    contexts = backbone.context_keys_values(context_states, context_positions)
     embeddings = drafter.block_embeddings(batch.tokens[:, :, 0].reshape(-1))
     positions = (batch.anchors[:, :, None] + torch.arange(gamma)).reshape(-1)
     attend = BlockAttention(contexts, batch.anchors, gamma)
@@ -61,7 +61,7 @@ def run_blocks(
     embedded = drafter.markov_head.embed(batch.tokens[:, :, :-1].reshape(-1))
     is_valid = batch.is_valid.reshape(-1, gamma)
     weights = position_weights(is_valid, decay).reshape(-1)
-    value, overlap, agree = VocabularyLoss.apply(
+    value, overlap, agree = VocabularyLoss.apply(  # type: ignore[no-untyped-call]
         hidden,
         embedded,
         drafter.markov_head.markov_w2.weight,

@@ -1,4 +1,4 @@
-"""The training loop: batches, optimisers, a time-bounded schedule, resumable checkpoints, held-out metrics."""
+"""The training loop: batches, optimisers, a time-bounded schedule, checkpoints, held-out metrics."""
 
 from __future__ import annotations
 

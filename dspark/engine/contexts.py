@@ -1,0 +1,123 @@
+"""What the drafter remembers of each request: context keys and values in pages, and features to come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dspark.decoding.types import DraftRequest, FeatureBatch
+from dspark.engine.pages import PagePool
+
+
+@dataclass(slots=True)
+class DraftContext:
+    """The context of one request: positions start .. start + num_computed in pages, then `pending`.
+
+    A drafter that lost its past starts at a later position; it then sees less context and drafts a little
+    worse, which costs speed and never correctness.
+    """
+
+    epoch: int
+    # absolute position of the first feature
+    start: int
+    # rows whose keys and values are in the pages
+    num_computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    # rows that arrived since, each [t, L*H]
+    pending: list[Tensor] = field(default_factory=list)
+    last_used: int = 0
+
+    @property
+    def num_pending(self) -> int:
+        """Rows that have arrived and are not in the pages."""
+        return sum(len(rows) for rows in self.pending)
+
+    @property
+    def end(self) -> int:
+        """Absolute position after the last feature that has arrived."""
+        return self.start + self.num_computed + self.num_pending
+
+
+class ContextTable:
+    """The contexts of all requests over one page pool."""
+
+    def __init__(self, pool: PagePool, dtype: torch.dtype) -> None:
+        self._pool, self._dtype = pool, dtype
+        self._contexts: dict[str, DraftContext] = {}
+        self._clock = 0
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def push(self, batch: FeatureBatch) -> None:
+        """Take features; an older epoch is dropped, a newer one or a gap starts the context anew."""
+        rows = torch.from_numpy(batch.features)
+        if rows.dtype in (torch.uint16, torch.int16):
+            rows = rows.view(torch.bfloat16)
+        context = self._contexts.get(batch.request_id)
+        if context is not None and batch.epoch < context.epoch:
+            return
+        if context is None or batch.epoch > context.epoch or not context.start <= batch.start <= context.end:
+            self.close([batch.request_id])
+            context = self._contexts[batch.request_id] = DraftContext(batch.epoch, batch.start)
+        elif batch.start < context.end:
+            _truncate(context, batch.start)
+        context.pending.append(rows.to(self._dtype))
+
+    def ready(self, request: DraftRequest) -> DraftContext | None:
+        """The context, if it ends exactly before the anchor of the request."""
+        context = self._contexts.get(request.request_id)
+        if context is None or context.epoch != request.epoch:
+            return None
+        if context.end != request.base_committed_len - 1:
+            return None
+        return context
+
+    def reserve(self, context: DraftContext, num_tokens: int, keep: Iterable[DraftContext]) -> bool:
+        """Give the context pages for `num_tokens` tokens, evicting idle contexts if it must.
+
+        Args:
+            context: to grow.
+            num_tokens: tokens its pages must hold.
+            keep: contexts that must stay.
+
+        Returns:
+            False where even eviction does not free enough.
+        """
+        wanted = -(-num_tokens // self._pool.page_size) - len(context.pages)
+        if wanted > self._pool.num_free:
+            self._evict(wanted, {id(one) for one in keep})
+        if wanted > self._pool.num_free:
+            return False
+        if wanted > 0:
+            context.pages += self._pool.allocate(wanted)
+        self._clock += 1
+        context.last_used = self._clock
+        return True
+
+    def _evict(self, wanted: int, keep: set[int]) -> None:
+        idle = [name for name, one in self._contexts.items() if id(one) not in keep]
+        for name in sorted(idle, key=lambda one: self._contexts[one].last_used):
+            if self._pool.num_free >= wanted:
+                return
+            self.close([name])
+
+    def close(self, request_ids: Iterable[str]) -> None:
+        """Forget these requests; unknown ones are ignored."""
+        for request_id in request_ids:
+            context = self._contexts.pop(request_id, None)
+            if context is not None:
+                self._pool.free(context.pages)
+
+
+def _truncate(context: DraftContext, position: int) -> None:
+    """Drop features from the absolute `position` on (the verifier computed them again)."""
+    keep = position - context.start
+    if keep <= context.num_computed:
+        context.num_computed, context.pending = keep, []
+        return
+    rows = torch.cat(context.pending)[: keep - context.num_computed]
+    context.pending = [rows]

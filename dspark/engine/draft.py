@@ -1,0 +1,276 @@
+"""The draft engine: one parallel pass over all blocks, then the sequential head, token by token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark.decoding.drafting import draft_tokens
+from dspark.decoding.types import (
+    Acceptance,
+    DraftBlock,
+    DrafterInfo,
+    DraftRequest,
+    FeatureBatch,
+    SamplingParams,
+    SparseProbs,
+)
+from dspark.engine.attention import RaggedLayout, paged_attention, write_pages
+from dspark.engine.contexts import ContextTable, DraftContext
+from dspark.engine.linear import make_linear, pack_linears
+from dspark.engine.pages import PagePool
+from dspark.models.calibration import Calibration
+from dspark.models.checkpoint import load_drafter
+from dspark.models.drafter import DSparkDrafter
+
+_COST_SIZES = (1, 4, 16, 48)
+_COST_CONTEXT = 256
+_COST_REPEATS = 5
+
+
+class DraftEngine:
+    """Holds a DSpark drafter and the contexts of its requests. Synchronous; one thread uses it.
+
+    Attributes:
+        info: what the scheduler needs to know about it.
+    """
+
+    def __init__(
+        self,
+        drafter: DSparkDrafter,
+        pool: PagePool,
+        *,
+        name: str = "drafter",
+        calibration: Calibration | None = None,
+    ) -> None:
+        config = drafter.config
+        self._drafter, self._pool, self._config = drafter, pool, config
+        self._calibration = calibration or Calibration.identity(config.gamma)
+        self._contexts = ContextTable(pool, pool.dtype)
+        self._scale = config.head_dim**-0.5
+        self._head = make_linear(drafter.lm_head)
+        pack_linears(drafter)
+        self.info = DrafterInfo(
+            name=name,
+            gamma=config.gamma,
+            target_layer_ids=config.target_layer_ids,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        target: Path,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        pool_tokens: int = 131072,
+        cache_dir: Path | None = None,
+    ) -> DraftEngine:
+        """Load a drafter directory over its target and measure what a draft costs.
+
+        Args:
+            path: directory with `config.json`, `model.safetensors` and perhaps `calibration.json`.
+            target: Hugging Face directory of the target, for its embedding and output projection.
+            dtype: of weights and context.
+            pool_tokens: context tokens of all requests together.
+            cache_dir: where built kernels are kept.
+
+        Raises:
+            ModelMismatchError: the directory is no drafter, or belongs to another target.
+        """
+        drafter = load_drafter(path, target, dtype=dtype)
+        config = drafter.config
+        pool = PagePool(
+            num_pages=max(1, pool_tokens // 16),
+            num_layers=config.num_hidden_layers,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            dtype=dtype,
+            cache_dir=cache_dir,
+        )
+        engine = cls(drafter, pool, name=path.name, calibration=Calibration.read(path, config.gamma))
+        engine.info = replace(engine.info, draft_cost=engine.measure())
+        return engine
+
+    def push(self, batch: FeatureBatch) -> None:
+        """Take target features of committed tokens."""
+        self._contexts.push(batch)
+
+    def is_ready(self, request: DraftRequest) -> bool:
+        """Whether all features before the anchor have arrived."""
+        return self._contexts.ready(request) is not None
+
+    def close(self, request_ids: Iterable[str]) -> None:
+        """Forget these requests; unknown ones are ignored."""
+        self._contexts.close(request_ids)
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages not held by any context."""
+        return self._pool.num_free
+
+    @torch.inference_mode()
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock]:
+        """Propose one block for each request that is ready; the others are left out.
+
+        Args:
+            requests: at most one per request id.
+        """
+        pairs = [(one, self._contexts.ready(one)) for one in requests]
+        ready = [(one, context) for one, context in pairs if context is not None]
+        keep = [context for _, context in ready]
+        fitting = [
+            (one, context)
+            for one, context in ready
+            if self._contexts.reserve(
+                context, one.base_committed_len - 1 - context.start + self._config.gamma, keep
+            )
+        ]
+        if not fitting:
+            return []
+        contexts = [context for _, context in fitting]
+        self._ingest(contexts)
+        hidden = self._run_blocks([one for one, _ in fitting], contexts)
+        return self._run_heads([one for one, _ in fitting], hidden)
+
+    def _ingest(self, contexts: Sequence[DraftContext]) -> None:
+        """Turn pending features of all contexts into keys and values, in one pass."""
+        waiting = [context for context in contexts if context.pending]
+        if not waiting:
+            return
+        backbone = self._drafter.backbone
+        rows = torch.cat([part for context in waiting for part in context.pending])
+        spans = [(context.num_computed, context.num_computed + context.num_pending) for context in waiting]
+        indices = [torch.arange(first, last) for first, last in spans]
+        starts = [context.start for context in waiting]
+        positions = torch.cat([index + start for index, start in zip(indices, starts, strict=True)])
+        slots = torch.cat([self._slots(one, index) for one, index in zip(waiting, indices, strict=True)])
+        layout = _write_layout(slots)
+        pairs = backbone.context_keys_values(backbone.fuse(rows), positions)
+        for layer, (key, value) in enumerate(pairs):
+            write_pages(self._pool, layer, key, value, layout)
+        for context, (_, last) in zip(waiting, spans, strict=True):
+            context.num_computed, context.pending = last, []
+
+    def _slots(self, context: DraftContext, index: Tensor) -> Tensor:
+        """Pool slots of context-relative token indices."""
+        pages = torch.tensor(context.pages, dtype=torch.int64)
+        size = self._pool.page_size
+        return pages[index // size] * size + index % size
+
+    def _run_blocks(self, requests: Sequence[DraftRequest], contexts: Sequence[DraftContext]) -> Tensor:
+        """Hidden states of all block slots, [R, G, H] (bidirectional inside the block, eq. 3)."""
+        gamma = self._config.gamma
+        offsets = torch.arange(gamma)
+        lengths = torch.tensor([context.num_computed for context in contexts])
+        starts = torch.tensor([context.start for context in contexts])
+        index = lengths[:, None] + offsets
+        width = max(len(context.pages) for context in contexts)
+        table = torch.tensor(
+            [context.pages + [0] * (width - len(context.pages)) for context in contexts], dtype=torch.int32
+        )
+        size = self._pool.page_size
+        layout = RaggedLayout(
+            slots=(table.gather(1, index // size).to(torch.int64) * size + index % size).flatten(),
+            row_request=torch.arange(len(contexts), dtype=torch.int32).repeat_interleave(gamma),
+            page_table=table,
+            kv_lens=(lengths + gamma).to(torch.int32).repeat_interleave(gamma),
+        )
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return paged_attention(self._pool, layer, query, key, value, layout, scale=self._scale)
+
+        anchors = torch.tensor([one.anchor_token for one in requests])
+        embeddings = self._drafter.block_embeddings(anchors).flatten(0, 1).to(self._pool.dtype)
+        positions = (starts[:, None] + index).flatten()
+        hidden: Tensor = self._drafter.backbone(embeddings, positions, attend)
+        return hidden.view(len(requests), gamma, -1)
+
+    def _run_heads(self, requests: Sequence[DraftRequest], hidden: Tensor) -> list[DraftBlock]:
+        """The sequential head (eqs. 4-5): each slot's logits are biased by the token drafted before it."""
+        num_steps = max(one.max_drafts for one in requests)
+        base_logits = self._head(hidden[:, :num_steps].reshape(-1, hidden.shape[-1]))
+        base_logits = base_logits.view(len(requests), num_steps, -1)
+        samplings = [one.sampling for one in requests]
+        bases = [one.base_committed_len for one in requests]
+        heads, token_map = self._drafter.markov_head, self._token_map()
+        previous = torch.tensor([one.anchor_token for one in requests])
+        token_ids = np.empty((len(requests), num_steps), dtype=np.int32)
+        confidence = torch.ones(len(requests), num_steps)
+        probs: list[list[SparseProbs | None]] = []
+        for step in range(num_steps):
+            embedded = heads.embed(previous)
+            logits = base_logits[:, step] + heads.bias(embedded)
+            if self._drafter.confidence_head is not None:
+                confidence[:, step] = self._drafter.confidence_head(hidden[:, step], embedded)
+            positions = [base + step for base in bases]
+            chosen, step_probs = draft_tokens(logits, samplings, positions, token_map, bases=bases)
+            token_ids[:, step] = chosen
+            probs.append(step_probs)
+            previous = torch.from_numpy(chosen).to(torch.int64)
+        calibrated = self._calibrate(samplings, confidence.numpy())
+        return [
+            _block(one, token_ids[row], calibrated[row], [step_probs[row] for step_probs in probs])
+            for row, one in enumerate(requests)
+        ]
+
+    def _token_map(self) -> Tensor | None:
+        return self._drafter.d2t if self._config.draft_vocab_size else None
+
+    def _calibrate(self, samplings: Sequence[SamplingParams], logits: np.ndarray) -> np.ndarray:
+        if self._drafter.confidence_head is None:
+            return logits
+        is_greedy = np.array([one.acceptance is Acceptance.GREEDY for one in samplings])
+        return self._calibration.apply(logits, is_greedy)
+
+    def measure(self) -> tuple[tuple[int, float], ...]:
+        """Seconds of one draft by number of requests: the median at a context of some hundred tokens."""
+        width = len(self._config.target_layer_ids) * self._config.hidden_size
+        features = np.zeros((_COST_CONTEXT, width), dtype=np.float32)
+        sampling = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
+        points = []
+        for size in _COST_SIZES:
+            names = [f"measure-{number}" for number in range(size)]
+            requests = [
+                DraftRequest(name, 1, _COST_CONTEXT + 1, 1, sampling, self._config.gamma) for name in names
+            ]
+            for name in names:
+                self.push(FeatureBatch(name, 1, 0, features))
+            seconds = []
+            for _ in range(_COST_REPEATS + 1):
+                started = time.perf_counter()
+                self.draft(requests)
+                seconds.append(time.perf_counter() - started)
+            self.close(names)
+            points.append((size, median(seconds[1:])))
+        return tuple(points)
+
+
+def _write_layout(slots: Tensor) -> RaggedLayout:
+    """A layout that only says where rows are written."""
+    nothing = torch.zeros(len(slots), dtype=torch.int32)
+    return RaggedLayout(slots, nothing, torch.zeros((1, 1), dtype=torch.int32), nothing)
+
+
+def _block(
+    request: DraftRequest, token_ids: np.ndarray, confidence: np.ndarray, probs: Sequence[SparseProbs | None]
+) -> DraftBlock:
+    """Cut one block to what its request asked for."""
+    count = request.max_drafts
+    return DraftBlock(
+        request_id=request.request_id,
+        epoch=request.epoch,
+        base_committed_len=request.base_committed_len,
+        token_ids=token_ids[:count].copy(),
+        confidence=confidence[:count].astype(np.float32),
+        probs=tuple(one for one in probs[:count] if one is not None),
+    )
