@@ -1,0 +1,114 @@
+"""All requests that have not ended: which wait, which the verifier holds, and how each leaves."""
+
+from __future__ import annotations
+
+from dspark.decoding.types import FinishReason, TokenDelta, VerifyOutcome
+from dspark.errors import DsparkError
+from dspark.rounds.draft_source import DraftSource
+from dspark.rounds.interfaces import RequestStore
+from dspark.rounds.request import LiveRequest, Phase
+from dspark.rounds.target_link import TargetLink
+from dspark.rounds.waiting import WaitingQueue
+
+
+class Roster:
+    """Moves requests between waiting and open, and sees that what leaves frees what it held."""
+
+    def __init__(self, link: TargetLink, drafts: DraftSource, store: RequestStore | None) -> None:
+        self._link = link
+        self._drafts = drafts
+        self._store = store
+        self._requests: dict[str, LiveRequest] = {}
+        self.waiting = WaitingQueue()
+        self._open: dict[str, LiveRequest] = {}
+        # After a preemption nobody is admitted until somebody leaves, or the pages would go around.
+        self.is_short_of_pages = False
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def open(self) -> list[LiveRequest]:
+        """Requests the verifier holds, in order of arrival."""
+        return sorted(self._open.values(), key=lambda live: live.arrival)
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests the verifier holds."""
+        return len(self._open)
+
+    def is_open(self, live: LiveRequest) -> bool:
+        """Whether the verifier holds it (as far as the loop knows)."""
+        return live.phase in (Phase.PREFILLING, Phase.DECODING)
+
+    def add(self, live: LiveRequest) -> None:
+        """Take on a new request."""
+        self._requests[live.request_id] = live
+        self.waiting.put(live)
+        if self._store is not None:
+            # The epoch it will be opened with first; later commits may carry higher ones.
+            self._store.create(live.request, live.epoch + 1)
+
+    def move_to_open(self) -> LiveRequest:
+        """Take the head of the queue; the caller opens it at the verifier."""
+        live = self.waiting.pop()
+        self._open[live.request_id] = live
+        self._drafts.keep(live.request_id)
+        return live
+
+    def requeue(self, live: LiveRequest) -> None:
+        """Free what an open request holds and let it wait, with all its tokens, to be opened anew."""
+        self._let_go(live)
+        self.waiting.put(live)
+
+    def preempt(self) -> None:
+        """Have the youngest open request give way."""
+        self.requeue(self.open[-1])
+        self.is_short_of_pages = True
+
+    def commit(self, live: LiveRequest, delta: TokenDelta) -> None:
+        """Append tokens to the output, record them and hand them out; ends the request where they do."""
+        live.output.extend(delta.token_ids)
+        if self._store is not None and delta.token_ids:
+            self._store.commit(live.request_id, live.epoch, delta.start, delta.token_ids)
+        if delta.finish_reason is not None:
+            self._leave(live, delta.finish_reason)
+        live.events.put_nowait(delta)
+
+    def fail(self, live: LiveRequest, error: DsparkError) -> None:
+        """End a request with an error."""
+        self._leave(live, FinishReason.ABORT)
+        live.events.put_nowait(error)
+
+    def drop_cancelled(self) -> None:
+        """End the requests whose callers gave up."""
+        for live in [live for live in self._requests.values() if live.is_cancelled]:
+            self._leave(live, FinishReason.ABORT)
+
+    def fail_older_than(self, moment_s: float, error: DsparkError) -> None:
+        """End those that arrived before a moment of the clock."""
+        for live in [live for live in self._requests.values() if live.arrival_s <= moment_s]:
+            self.fail(live, error)
+
+    def is_current(self, live: LiveRequest, outcome: VerifyOutcome) -> bool:
+        """Whether an outcome continues exactly the committed tokens."""
+        return outcome.epoch == live.epoch and outcome.base_committed_len == live.committed_len
+
+    def _leave(self, live: LiveRequest, reason: FinishReason) -> None:
+        if live.phase is Phase.WAITING:
+            self.waiting.remove(live)
+        else:
+            self._let_go(live)
+        live.phase = Phase.FINISHED
+        del self._requests[live.request_id]
+        if self._store is not None:
+            self._store.finish(live.request_id, live.epoch, reason)
+
+    def _let_go(self, live: LiveRequest) -> None:
+        del self._open[live.request_id]
+        self._link.release(live.request_id)
+        self._drafts.release(live.request_id)
+        self.is_short_of_pages = False

@@ -1,0 +1,231 @@
+"""One round: draft a block, schedule its prefix, verify it, commit what was accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dspark.decoding.stopping import cut_at_stop
+from dspark.decoding.types import (
+    DraftBlock,
+    PrefillItem,
+    RoundStats,
+    StepResult,
+    TokenDelta,
+    TokenIds,
+    VerifyItem,
+    VerifyOutcome,
+    VerifyStatus,
+)
+from dspark.errors import ContextTooLongError
+from dspark.rounds.clock import Clock
+from dspark.rounds.config import LoopConfig
+from dspark.rounds.draft_source import DraftSource
+from dspark.rounds.planner import Planner
+from dspark.rounds.request import LiveRequest, Phase
+from dspark.rounds.roster import Roster
+from dspark.rounds.stats import RequestRound, RoundCounters, RoundReport
+from dspark.rounds.target_link import TargetLink
+
+_NO_DRAFTS: TokenIds = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One request's part in a step."""
+
+    live: LiveRequest
+    item: PrefillItem | VerifyItem
+    num_drafted: int = 0
+
+    @property
+    def num_scheduled(self) -> int:
+        """Drafts it has verified."""
+        return len(self.item.draft_token_ids) if isinstance(self.item, VerifyItem) else 0
+
+
+class Round:
+    """Runs rounds over the open requests. Raises what the verifier raises; then nothing was committed."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        drafts: DraftSource,
+        link: TargetLink,
+        *,
+        planner: Planner,
+        config: LoopConfig,
+        clock: Clock,
+    ) -> None:
+        self._roster = roster
+        self._drafts = drafts
+        self._link = link
+        self._planner = planner
+        self._config = config
+        self._clock = clock
+        self.counters = RoundCounters()
+
+    async def run(self) -> RoundReport:
+        """Run one round over all open requests.
+
+        Raises:
+            DsparkError: the step failed; no request changed.
+        """
+        started_s = self._clock.now()
+        decoding = [live for live in self._roster.open if live.phase is Phase.DECODING]
+        chunks = self._prefill_chunks(has_streams=bool(decoding))
+        blocks = await self._draft(decoding)
+        drafted_s = self._clock.now()
+        num_prefill_tokens = sum(
+            chunk.item.num_tokens for chunk in chunks if isinstance(chunk.item, PrefillItem)
+        )
+        tasks = [*self._schedule(decoding, blocks, num_prefill_tokens), *chunks]
+        planned_s = self._clock.now()
+        result = await self._link.step([task.item for task in tasks])
+        stepped_s = self._clock.now()
+        verified = self._apply(tasks, result)
+        self.counters.num_rounds += 1
+        return RoundReport(
+            verified=verified,
+            num_prefill_tokens=num_prefill_tokens,
+            batch_tokens=result.batch_tokens,
+            draft_s=drafted_s - started_s,
+            plan_s=planned_s - drafted_s,
+            step_s=stepped_s - planned_s,
+            verify_s=result.verify_ns * 1e-9,
+        )
+
+    def _prefill_chunks(self, *, has_streams: bool) -> list[_Task]:
+        """Spend the prompt tokens of this step, first come first served."""
+        budget = self._config.prefill_tokens if has_streams else self._config.prefill_tokens_alone
+        chunks = []
+        for live in self._roster.open:
+            if live.phase is Phase.PREFILLING and budget > 0:
+                num_tokens = min(live.num_to_prefill, budget)
+                budget -= num_tokens
+                chunks.append(_Task(live, PrefillItem(live.request_id, live.epoch, num_tokens)))
+        return chunks
+
+    async def _draft(self, decoding: Sequence[LiveRequest]) -> dict[str, DraftBlock]:
+        """Blocks by request id; a request without one is decoded plainly in this round."""
+        info = self._drafts.info
+        if info is None or not decoding or not self._planner.wants_drafts(len(decoding)):
+            return {}
+        asked = {live.request_id: ask for live in decoding if (ask := live.ask_for_block(info.gamma))}
+        answer = await self._drafts.draft(list(asked.values()))
+        if answer is None:
+            return {}
+        by_id = {live.request_id: live for live in decoding if live.request_id in asked}
+        blocks = {
+            block.request_id: block
+            for block in answer
+            if block.request_id in by_id and by_id[block.request_id].can_use(block)
+        }
+        for request_id, live in by_id.items():
+            live.num_rounds_without_block = 0 if request_id in blocks else live.num_rounds_without_block + 1
+        return blocks
+
+    def _schedule(
+        self, decoding: Sequence[LiveRequest], blocks: dict[str, DraftBlock], num_prefill_tokens: int
+    ) -> list[_Task]:
+        confidences: list[Sequence[float]] = []
+        for live in decoding:
+            block = blocks.get(live.request_id)
+            # Never more than the output has room for beside the bonus token.
+            confidences.append(block.confidence[: live.num_remaining - 1].tolist() if block else ())
+        prefix_lens = self._planner.plan(confidences, num_prefill_tokens)
+        tasks = []
+        for live, confidence, prefix_len in zip(decoding, confidences, prefix_lens, strict=True):
+            item = _verify_item(live, blocks.get(live.request_id), prefix_len)
+            tasks.append(_Task(live, item, num_drafted=len(confidence)))
+            live.is_plain_once = False
+        return tasks
+
+    def _apply(self, tasks: Sequence[_Task], result: StepResult) -> list[RequestRound]:
+        was_alone = self._roster.num_open == 1
+        verified, starved = [], []
+        for task, outcome in zip(tasks, result.outcomes, strict=True):
+            live = task.live
+            if outcome.status is VerifyStatus.OUT_OF_PAGES:
+                starved.append(task)
+            elif outcome.status is VerifyStatus.PREFILLING and isinstance(task.item, PrefillItem):
+                live.num_to_prefill -= task.item.num_tokens
+                if live.num_to_prefill <= 0:
+                    self._roster.requeue(live)
+            elif outcome.status is VerifyStatus.COMMITTED and self._roster.is_current(live, outcome):
+                verified.append(self._commit(task, outcome))
+            else:
+                # STALE, UNKNOWN, or made for another state: both sides start again from the tokens.
+                self._roster.requeue(live)
+        self._resync_drafts()
+        if starved:
+            self._relieve(starved, was_alone=was_alone)
+        return [entry for entry in verified if entry is not None]
+
+    def _commit(self, task: _Task, outcome: VerifyOutcome) -> RequestRound | None:
+        """Cut at the stop, commit, hand out; None where the item was a prompt chunk."""
+        live, num_before = task.live, len(task.live.output)
+        live.phase = Phase.DECODING
+        token_ids, reason = cut_at_stop(outcome.token_ids, num_before, live.stop)
+        num_accepted = min(outcome.num_accepted, len(token_ids))
+        stats = RoundStats(task.num_drafted, task.num_scheduled, num_accepted)
+        logprobs = outcome.logprobs[: len(token_ids)]
+        self._roster.commit(
+            live, TokenDelta(live.request_id, num_before, token_ids, stats, logprobs, finish_reason=reason)
+        )
+        self._count(task, num_accepted, len(token_ids), outcome.num_near_ties)
+        if isinstance(task.item, PrefillItem):
+            return None
+        return RequestRound(
+            live.request_id, task.num_drafted, task.num_scheduled, num_accepted, len(token_ids)
+        )
+
+    def _count(self, task: _Task, num_accepted: int, num_committed: int, num_near_ties: int) -> None:
+        counters = self.counters
+        counters.num_committed_tokens += num_committed
+        counters.num_near_ties += num_near_ties
+        if isinstance(task.item, PrefillItem):
+            return
+        counters.num_proposed_tokens += task.num_drafted
+        counters.num_draft_tokens += task.num_scheduled
+        if task.num_scheduled > 0:
+            counters.num_drafts += 1
+            counters.count_accepted(num_accepted)
+        else:
+            counters.num_plain_rounds += 1
+
+    def _resync_drafts(self) -> None:
+        """Have features computed anew where the drafter keeps lacking them (it restarted, or lost some)."""
+        for live in self._roster.open:
+            if live.num_rounds_without_block >= live.rounds_before_resync:
+                live.rounds_before_resync *= 2
+                self._roster.requeue(live)
+
+    def _relieve(self, starved: Sequence[_Task], *, was_alone: bool) -> None:
+        """Make room for requests that found no pages: the youngest gives way, or the drafts do."""
+        if self._roster.num_open > 1:
+            self._roster.preempt()
+            self.counters.num_preemptions += 1
+            return
+        task = starved[0]
+        if not was_alone or not self._roster.is_open(task.live):
+            return  # what left in this round has made room
+        if task.num_scheduled > 0:
+            task.live.is_plain_once = True
+            return
+        self._roster.fail(
+            task.live,
+            ContextTooLongError(
+                f"the request holds {task.live.committed_len} tokens and the verifier has no pages for more; "
+                "shorten prompt_token_ids or give the verifier a larger pool",
+                field="prompt_token_ids",
+            ),
+        )
+
+
+def _verify_item(live: LiveRequest, block: DraftBlock | None, prefix_len: int) -> VerifyItem:
+    drafts = block.token_ids[:prefix_len] if block else _NO_DRAFTS
+    probs = block.probs[:prefix_len] if block else ()
+    return VerifyItem(live.request_id, live.epoch, live.committed_len, drafts, probs)
