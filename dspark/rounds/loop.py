@@ -65,6 +65,7 @@ class RoundLoop:
             clock=self._clock,
         )
         self._wake = asyncio.Event()
+        self._is_ready = asyncio.Event()
         self._arrivals = itertools.count()
         self._backoff = Backoff(self._config.first_pause_s, self._config.longest_pause_s)
         self._outage_since_s: float | None = None
@@ -91,6 +92,10 @@ class RoundLoop:
     def tell(self, observer: RoundObserver) -> None:
         """Have an observer told about every round from now on."""
         self._observer = observer
+
+    async def wait_until_ready(self) -> None:
+        """Wait until the verifier has answered for the first time; from then on `submit` takes requests."""
+        await self._is_ready.wait()
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Take a request; iterate over the answer for its deltas, close it to give the request up.
@@ -188,6 +193,7 @@ class RoundLoop:
                 f"{verifier.name} has {verifier.vocab_size}; choose a drafter trained for this target"
             )
         self._planner.learn_costs(verifier, drafter)
+        self._is_ready.set()
 
     async def _admit(self) -> None:
         """Open the requests whose turn it is and for which there are pages."""

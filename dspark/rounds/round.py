@@ -199,7 +199,9 @@ class Round:
     def _resync_drafts(self) -> None:
         """Have features computed anew where the drafter keeps lacking them (it restarted, or lost some)."""
         for live in self._roster.open:
-            if live.num_rounds_without_block >= live.rounds_before_resync:
+            patience = live.rounds_before_resync
+            # Not for an output that is about to end: the prefill would cost more than drafts could save.
+            if live.num_rounds_without_block >= patience and live.num_remaining > patience:
                 live.rounds_before_resync *= 2
                 self._roster.requeue(live)
 
