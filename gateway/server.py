@@ -32,6 +32,22 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 async def serve(app: FastAPI, listener: socket.socket, *, shutdown_grace_s: int) -> None:
     """Serve until SIGTERM or SIGINT; open responses get the grace to end."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await serve_until(stop, app, listener, shutdown_grace_s=shutdown_grace_s)
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+async def serve_until(
+    stop: asyncio.Event, app: FastAPI, listener: socket.socket, *, shutdown_grace_s: int
+) -> None:
+    """Serve until the event is set; open responses get the grace to end, in seconds."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -40,20 +56,18 @@ async def serve(app: FastAPI, listener: socket.socket, *, shutdown_grace_s: int)
         timeout_graceful_shutdown=shutdown_grace_s,
         server_header=False,
     )
-    await _Server(config).serve(sockets=[listener])
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    server.should_exit = True
+    await serving
 
 
 class _Server(uvicorn.Server):
-    """Ends by returning. Uvicorn's own raises the signal once more, which would skip our clean-up."""
+    """Leaves signals alone. Uvicorn's own handling ends by raising them again, past our clean-up."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for number in signals:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
+        yield

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dspark.errors import ConfigurationError
 from gateway.edge import EdgeOptions
 
 
 class GatewaySettings(BaseSettings):
     """Where to listen, whom to ask, what to call the model."""
 
-    model_config = SettingsConfigDict(env_prefix="GATEWAY_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="GATEWAY_", frozen=True, extra="ignore", hide_input_in_errors=True
+    )
 
     host: str = Field("127.0.0.1", description="Interface to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one.")
@@ -24,7 +27,9 @@ class GatewaySettings(BaseSettings):
     max_choices: int = Field(128, ge=1, description="Most choices of one request, over all its prompts.")
     keep_alive_s: float = Field(10.0, gt=0, description="Seconds of silence before a stream sends a comment.")
     shutdown_grace_s: int = Field(10, ge=0, description="Seconds for open responses to end at shutdown.")
-    log_level: str = Field("INFO", description="Python log level.")
+    log_level: str = Field(
+        "info", pattern="(?i)^(debug|info|warning|error)$", description="Least level logged."
+    )
 
     @property
     def served_name(self) -> str:
@@ -36,9 +41,26 @@ class GatewaySettings(BaseSettings):
         """Other names requests may use: the directory, as given and in full."""
         return frozenset({str(self.target), str(self.target.resolve())})
 
+    def describe(self) -> str:
+        """The effective settings in one line."""
+        return " ".join(f"{name}={value}" for name, value in self.model_dump().items())
+
     @property
     def options(self) -> EdgeOptions:
         """Bounds of the edge."""
         return EdgeOptions(
             max_body_bytes=self.max_body_bytes, max_choices=self.max_choices, keep_alive_s=self.keep_alive_s
         )
+
+
+def read_settings() -> GatewaySettings:
+    """Read the settings from the environment.
+
+    Raises:
+        ConfigurationError: names the variables and what is wrong with them.
+    """
+    try:
+        return GatewaySettings()
+    except ValidationError as error:
+        problems = [f"GATEWAY_{str(p['loc'][0]).upper()}: {p['msg'].lower()}" for p in error.errors()]
+        raise ConfigurationError("; ".join(problems) + ".") from error

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
-from gateway.schemas.generation import GenerationFields
+from gateway.schemas.generation import GenerationFields, check_unicode
 
 
 def _joined_text(content: object) -> object:
@@ -32,7 +32,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     role: Annotated[str, Field(min_length=1)]
-    content: Annotated[str | None, BeforeValidator(_joined_text)] = None
+    content: Annotated[str | None, BeforeValidator(_joined_text)] = Field(None, validate_default=True)
     name: str | None = None
     tool_calls: list[Any] | None = None
     tool_call_id: str | None = None
@@ -42,7 +42,7 @@ class ChatMessage(BaseModel):
     def _has_content(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None and info.data.get("role") != "assistant":
             raise PydanticCustomError("no_content", "it is missing; give a string")
-        return value
+        return None if value is None else check_unicode(value)
 
     def for_template(self) -> dict[str, Any]:
         """The members a chat template may read; an absent content reads as empty."""

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
-from gateway.schemas.generation import GenerationFields
+from gateway.schemas.generation import GenerationFields, check_unicode
 
 TokenPrompt = tuple[int, ...]
 
@@ -16,7 +16,7 @@ TokenPrompt = tuple[int, ...]
 def _as_prompts(value: object) -> list[str | TokenPrompt]:
     """A prompt is a string, token ids, or a list of either; all become a list of prompts."""
     if isinstance(value, str):
-        return [value]
+        return [check_unicode(value)]
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("prompt", "it must be a string, a list of strings or a list of token ids")
     if _is_token_ids(value):
@@ -26,7 +26,7 @@ def _as_prompts(value: object) -> list[str | TokenPrompt]:
 
 def _one_prompt(entry: object) -> str | TokenPrompt:
     if isinstance(entry, str):
-        return entry
+        return check_unicode(entry)
     if isinstance(entry, list) and _is_token_ids(entry):
         return tuple(entry)
     raise PydanticCustomError("prompt", "each prompt must be a string or a list of token ids")

@@ -32,6 +32,13 @@ def as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def check_unicode(text: str) -> str:
+    """Refuse lone surrogates, which JSON can spell but no tokenizer can read."""
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise PydanticCustomError("unicode", "it holds half a surrogate pair; send whole characters")
+    return text
+
+
 def _not_empty(value: str) -> str:
     if not value:
         raise PydanticCustomError("empty", "an empty stop string would end every output; leave it out")

@@ -91,7 +91,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _to_json(value: object, indent: int | None = None, **options: Any) -> str:  # noqa: ANN401
+def _to_json(value: object, indent: int | None = None, **options: Any) -> str:
     """Plain JSON: Jinja's own filter escapes for HTML, which models have not seen."""
     return json.dumps(value, ensure_ascii=options.pop("ensure_ascii", False), indent=indent, **options)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from dspark.errors import ConfigurationError
+from dspark.errors import ConfigurationError, InvalidRequestError
 from gateway.text.tokens import TokenTable
 
 # Longer texts are encoded in a thread, so that they do not hold up the streams of others.
@@ -42,7 +42,11 @@ class TextTokenizer:
             raise ConfigurationError(f"{path} is not a tokenizer: {error}.") from error
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Token ids of a text, with or without the tokens a model expects around plain text."""
+        """Token ids of a text, with or without the tokens a model expects around plain text.
+
+        Raises:
+            InvalidRequestError: the text is no valid Unicode.
+        """
         if len(text) <= _INLINE_CHARS:
             return self._encode(text, add_special_tokens)
         return await asyncio.to_thread(self._encode, text, add_special_tokens)
@@ -56,4 +60,9 @@ class TextTokenizer:
         return self._tokenizer.id_to_token(token_id) or ""
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        try:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except TypeError as error:  # a lone surrogate, which has no UTF-8
+            raise InvalidRequestError(
+                "The text holds half a surrogate pair, which is no character."
+            ) from error
