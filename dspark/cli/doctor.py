@@ -53,7 +53,9 @@ def _machine_findings(machine: Machine) -> Iterator[Finding]:
     yield Finding("bfloat16", ", ".join(machine.bf16_flags) or "no instructions for it")
     yield Finding("memory", f"{machine.memory_bytes / 2**30:.1f} GiB")
     yield Finding("GPU", "; ".join(machine.gpus) or "none")
-    yield Finding("compiler", machine.compiler or "none: attention runs in torch, same results, slower")
+    yield Finding(
+        "compiler", machine.compiler or "no g++: attention runs in torch, with the same results but slower"
+    )
 
 
 def _package_findings() -> Iterator[Finding]:

@@ -25,6 +25,7 @@ class Machine:
     # those of _BF16_FLAGS the processor has
     bf16_flags: tuple[str, ...]
     gpus: tuple[str, ...]
+    # the one that builds the kernels
     compiler: str | None
 
 
@@ -38,7 +39,7 @@ def read_machine() -> Machine:
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         bf16_flags=tuple(flag for flag in _BF16_FLAGS if flag in flags),
         gpus=_gpus(),
-        compiler=next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None),
+        compiler=shutil.which("g++"),
     )
 
 

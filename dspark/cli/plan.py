@@ -11,11 +11,12 @@ from dspark.cli.options import UpOptions
 from dspark.cli.process import ProcessSpec
 
 # The line each of our processes logs once it serves.
-_READY = re.compile(r"(^|[\s:\]])ready\b(?! in)")
+_READY = re.compile(r"(^|: )ready\b")
 _STORE_READY = re.compile(r"Ready to accept connections")
 _METRICS_ORDER = ("drafter", "verifier", "scheduler")
-# The gateway lets open streams go on for a while before it ends them.
-_GRACE_S = {"gateway": 8.0}
+# Whoever presses Ctrl-C waits for open streams, but not for long.
+_SHUTDOWN_GRACE_S = "3"
+_KILL_AFTER_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def service_specs(options: UpOptions, layout: Layout) -> list[ProcessSpec]:
 
 
 def _spec(name: str, options: UpOptions, layout: Layout, fixed: dict[str, str]) -> ProcessSpec:
-    values = {**options.settings.get(name, {}), **fixed}
+    values = {"SHUTDOWN_GRACE_S": _SHUTDOWN_GRACE_S, **options.settings.get(name, {}), **fixed}
     if options.metrics_port and name in _METRICS_ORDER:
         values["METRICS_PORT"] = str(options.metrics_port + _METRICS_ORDER.index(name))
     module = "gateway" if name == "gateway" else f"services.{name}"
@@ -88,7 +89,7 @@ def _spec(name: str, options: UpOptions, layout: Layout, fixed: dict[str, str]) 
         env=env,
         cwd=str(layout.runtime),
         is_essential=name != "drafter",
-        grace_s=_GRACE_S.get(name, 5.0),
+        grace_s=_KILL_AFTER_S,
     )
 
 

@@ -71,9 +71,9 @@ def test_python_never_looks_for_services_where_the_user_stands():
 @pytest.mark.parametrize(
     ("line", "is_ready"),
     [
-        ("ready drafter on unix:/x", True),
-        ("2026-01-01 12:00:00 INFO verifier: ready 127.0.0.1:1", True),
-        ("loading, not already there", False),
+        ("ready dspark.api.v1.DrafterService on unix:/x", True),
+        ("2026-01-01 12:00:00,123 INFO verifier: ready dspark.api.v1.VerifierService on unix:/x", True),
+        ("2026-01-01 12:00:00,123 INFO scheduler: drafter not ready yet", False),
         ("waiting until the verifier is already up", False),
     ],
 )
