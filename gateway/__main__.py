@@ -13,7 +13,7 @@ from services.scheduler.client import SchedulerClient
 from dspark.errors import ConfigurationError
 from gateway.app import create_app
 from gateway.edge import Edge, SchedulerView, ServedModel
-from gateway.readiness import report_ready
+from gateway.readiness import watch_scheduler
 from gateway.server import open_socket, serve
 from gateway.settings import GatewaySettings, read_settings
 from gateway.text.chat_template import ChatTemplate
@@ -55,11 +55,11 @@ async def _serve(settings: GatewaySettings) -> None:
         backend = SchedulerClient(channel)
         edge = Edge(model, backend, SchedulerView(backend), settings.options)
         url = f"http://{settings.host}:{listener.getsockname()[1]}"
-        announcing = asyncio.create_task(report_ready(edge, url))
+        watching = asyncio.create_task(watch_scheduler(edge, url))
         try:
             await serve(create_app(edge), listener, shutdown_grace_s=settings.shutdown_grace_s)
         finally:
-            announcing.cancel()
+            watching.cancel()
 
 
 if __name__ == "__main__":

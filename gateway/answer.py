@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +58,9 @@ async def respond(answer: Answer, edge: Edge) -> Response:
 
 async def _whole(answer: Answer, run: AsyncGenerator[ChoiceDelta, None]) -> dict[str, Any]:
     deltas: list[list[ChoiceDelta]] = [[] for _ in answer.plans]
-    async for delta in run:
-        deltas[delta.index].append(delta)
+    async with aclosing(run):
+        async for delta in run:
+            deltas[delta.index].append(delta)
     body = answer.body.whole([FinishedChoice.joined(of_choice) for of_choice in deltas])
     return {**body, "usage": answer.statistics.usage, "metrics": answer.metrics}
 
@@ -68,7 +70,8 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """Opening chunks, content, usage if asked for, and the end, which comes after an error too."""
     try:
-        yield b"".join(_chunk(answer, chunk) for chunk in answer.body.opening()) + _content(answer, first)
+        opening = [_chunk(answer, chunk, num_tokens=0) for chunk in answer.body.opening()]
+        yield b"".join(opening) + _content(answer, first)
         async for delta in items:
             if content := _content(answer, delta):
                 yield content
@@ -89,13 +92,16 @@ def _content(answer: Answer, delta: ChoiceDelta | None) -> bytes:
     if delta is None:
         return KEEP_ALIVE
     chunk = answer.body.chunk(delta)
-    return b"" if chunk is None else _chunk(answer, chunk)
+    if chunk is None:
+        return b""
+    return _chunk(answer, chunk, num_tokens=answer.statistics.completion_tokens)
 
 
-def _chunk(answer: Answer, chunk: dict[str, Any]) -> bytes:
+def _chunk(answer: Answer, chunk: dict[str, Any], *, num_tokens: int) -> bytes:
     """One chunk; where a usage chunk follows, the others say so with a null or the usage so far."""
     if answer.fields.has_usage_chunk:
-        chunk["usage"] = answer.statistics.usage if answer.fields.has_running_usage else None
+        is_running = answer.fields.has_running_usage
+        chunk["usage"] = answer.statistics.usage_at(num_tokens) if is_running else None
     return event(chunk)
 
 

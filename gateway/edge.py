@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
-from dspark.errors import DeadlineError, InvalidRequestError, ServiceUnavailableError
+from dspark.errors import DsparkError, InvalidRequestError, ServiceUnavailableError
 from gateway.backend import GenerationBackend, ServingInfo
 from gateway.bodies.common import Envelope
 from gateway.errors import UnknownModelError
@@ -75,6 +75,12 @@ class SchedulerView:
     def __init__(self, backend: GenerationBackend) -> None:
         self._backend = backend
         self._last: ServingInfo | None = None
+        self._was_ready = False
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the verifier has ever been ready."""
+        return self._was_ready
 
     @property
     def last(self) -> ServingInfo | None:
@@ -88,7 +94,7 @@ class SchedulerView:
             ServiceUnavailableError, DeadlineError: it has not answered yet, or its model is loading.
         """
         if self._last is None or self._last.max_context_len <= 0:
-            self._last = await self._backend.get_info()
+            self._last = await self._ask()
         if self._last.max_context_len <= 0:
             raise ServiceUnavailableError("The model is still loading; try again in a moment.")
         return self._last
@@ -96,10 +102,15 @@ class SchedulerView:
     async def now(self) -> ServingInfo | None:
         """A fresh answer, or None when the scheduler does not give one."""
         try:
-            self._last = await self._backend.get_info()
-        except (ServiceUnavailableError, DeadlineError):
+            self._last = await self._ask()
+        except DsparkError:
             return None
         return self._last
+
+    async def _ask(self) -> ServingInfo:
+        info = await self._backend.get_info()
+        self._was_ready = self._was_ready or info.is_verifier_ready
+        return info
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,10 +50,14 @@ class ResponseStatistics:
     @property
     def usage(self) -> dict[str, int]:
         """Token counts in OpenAI's shape. Tokens cut off by a stop are not counted."""
+        return self.usage_at(self.completion_tokens)
+
+    def usage_at(self, completion_tokens: int) -> dict[str, int]:
+        """Token counts when this much of the output had been sent."""
         return {
             "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
         }
 
     @property

@@ -18,8 +18,8 @@ def operations_router(edge: Edge) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        was_ready = edge.scheduler.last is not None and edge.scheduler.last.is_verifier_ready
-        return health_response(await edge.scheduler.now(), was_ready=was_ready)
+        info = await edge.scheduler.now()
+        return health_response(info, was_ready=edge.scheduler.was_ready)
 
     @router.get("/metrics")
     async def metrics() -> Response:

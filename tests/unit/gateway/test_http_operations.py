@@ -33,11 +33,12 @@ async def test_health_names_the_missing_part(
     assert {part for part, state in body["parts"].items() if state == "down"} == missing
 
 
-async def test_a_scheduler_lost_after_it_was_ready_is_degraded_not_loading() -> None:
+@pytest.mark.parametrize("lost", [DOWN, FakeInfo(is_verifier_ready=False)])
+async def test_a_part_lost_after_it_was_ready_is_degraded_not_loading(lost: FakeInfo | BaseException) -> None:
     backend = FakeBackend(says("x"))
     async with client_of(backend) as client:
         await client.get("/health")
-        backend.info = DOWN
+        backend.info = lost
         responses = [await client.get("/health") for _ in range(2)]
     assert {(r.status_code, r.json()["status"]) for r in responses} == {(503, "degraded")}
 
