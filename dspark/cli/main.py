@@ -18,6 +18,7 @@ COMMANDS = {
     "up": "dspark.cli.up",
     "chat": "dspark.cli.chat",
     "doctor": "dspark.cli.doctor",
+    "train": "dspark.cli.train",
 }
 
 

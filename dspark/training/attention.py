@@ -18,14 +18,15 @@ class BlockAttention:
         contexts: list[tuple[Tensor, Tensor]],  # per layer keys and values, each [B*T, Hkv, D]
         anchors: Tensor,  # [B, A]
         gamma: int,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self._batch, self._num_anchors = anchors.shape
-        self._gamma = gamma
+        self._gamma, self._dtype = gamma, dtype
         self._contexts = contexts
         width = contexts[0][0].shape[0] // self._batch
         hidden = torch.arange(width) >= anchors[:, :, None]
         # [B, 1, A, 1, T]: additive mask over context keys
-        self._mask = torch.zeros(hidden.shape, dtype=torch.bfloat16).masked_fill_(hidden, float("-inf"))
+        self._mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
         self._mask = self._mask[:, None, :, None, :]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -34,14 +35,14 @@ class BlockAttention:
         groups = query.shape[1] // kv_heads
         blocks = (self._batch, self._num_anchors, self._gamma)
         context_key, context_value = (
-            part.to(torch.bfloat16).view(self._batch, -1, kv_heads, head_dim).transpose(1, 2)
+            part.to(self._dtype).view(self._batch, -1, kv_heads, head_dim).transpose(1, 2)
             for part in self._contexts[layer]
         )
         # [B, Hkv, A, G*groups, D]
-        queries = query.to(torch.bfloat16).view(*blocks, kv_heads, groups, head_dim) * head_dim**-0.5
+        queries = query.to(self._dtype).view(*blocks, kv_heads, groups, head_dim) * head_dim**-0.5
         queries = queries.permute(0, 3, 1, 2, 4, 5).flatten(3, 4)
         own_key, own_value = (
-            part.to(torch.bfloat16).view(*blocks, kv_heads, head_dim).permute(0, 3, 1, 2, 4)
+            part.to(self._dtype).view(*blocks, kv_heads, head_dim).permute(0, 3, 1, 2, 4)
             for part in (key, value)
         )
         flat = queries.flatten(2, 3)

@@ -90,7 +90,7 @@ class BlockSampler:
         last = rows[:, 1, None, None] - 1
         is_valid = torch.from_numpy(positions[:, :, 1:] <= last)
         absolute = np.minimum(positions, last) + rows[:, 0, None, None]
-        tokens = torch.from_numpy(self._cache.tokens[absolute].astype(np.int64))
+        tokens = torch.from_numpy(self._cache.tokens(absolute).astype(np.int64))
         # the token at position p is predicted by the target's state at p - 1
         sources = absolute[:, :, :-1].reshape(-1)
         teacher = Teacher(

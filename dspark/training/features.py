@@ -12,7 +12,7 @@ A cache directory holds, for all samples one after another:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,55 +22,56 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dspark.engine.attention import RaggedLayout, RaggedStep
+from dspark.engine.loading import LoadedTarget
+from dspark.engine.pages import PAGE_SIZE
+from dspark.engine.target import make_pool
 from dspark.errors import ModelMismatchError
 from dspark.training.responses import Sample
 
 FILES = ("tokens.bin", "features.bin", "last.bin", "log_norm.bin")
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """What the target says about a padded batch."""
-
-    # [B, T, L*H]
-    features: Tensor
-    # [B, T, H]
-    last: Tensor
-    # [B, T] float32
-    log_norm: Tensor
-
-
 class FeatureExtractor:
-    """Runs the stock transformers model over padded batches and taps its layers."""
+    """Runs whole samples through the target's own ragged forward: no padding, one call per layer."""
 
-    def __init__(self, target: Any, target_layer_ids: Sequence[int]) -> None:
+    def __init__(self, target: LoadedTarget, cache_dir: Path, tokens_per_batch: int) -> None:
         self._target = target
-        self._taps: dict[int, Tensor] = {}
-        self._layer_ids = tuple(target_layer_ids)
-        for layer_id in self._layer_ids:
-            target.model.layers[layer_id].register_forward_hook(self._tap(layer_id))
-
-    def _tap(self, layer_id: int) -> Any:
-        def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            self._taps[layer_id] = output[0] if isinstance(output, tuple) else output
-
-        return hook
+        # room for the samples of one batch, each rounded up to whole pages
+        self._pool = make_pool(target, 2 * tokens_per_batch + 16 * PAGE_SIZE, cache_dir)
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, mask: Tensor) -> Forward:
-        """Run [B, T] tokens, right-padded where `mask` is 0."""
-        last = self._target.model(input_ids=token_ids, attention_mask=mask, use_cache=False).last_hidden_state
-        features = torch.cat([self._taps[layer_id] for layer_id in self._layer_ids], dim=-1)
-        return Forward(features, last, self._log_norm(last, mask))
+    def run(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
+        """Features [T, L*H], last hidden states [T, H] and log-normalisers [T] of all tokens, in order."""
+        lengths = [len(sample.token_ids) for sample in samples]
+        token_ids = torch.tensor([token for sample in samples for token in sample.token_ids])
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        step = RaggedStep(self._pool, _whole_samples(lengths))
+        last, features = self._target.forward.hidden(token_ids, positions, step)
+        # in chunks whose logits stay in the processor's cache
+        parts = [self._target.forward.logits(part).float().logsumexp(-1) for part in _split(last, 64)]
+        return features, last, torch.cat(parts)
 
-    def _log_norm(self, last: Tensor, mask: Tensor, chunk: int = 64) -> Tensor:
-        """Log-normalisers where `mask` is set, in chunks whose logits stay in the processor's cache."""
-        log_norm = torch.zeros(mask.shape, dtype=torch.float32)
-        rows = mask.bool()
-        states = last[rows]
-        parts = [self._target.lm_head(part).float().logsumexp(-1) for part in torch.split(states, chunk)]
-        log_norm[rows] = torch.cat(parts)
-        return log_norm
+
+def _split(rows: Tensor, size: int) -> list[Tensor]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _whole_samples(lengths: Sequence[int]) -> RaggedLayout:
+    """A causal layout of complete samples, pages handed out in order."""
+    counts = [-(-length // PAGE_SIZE) for length in lengths]
+    firsts = np.concatenate(([0], np.cumsum(counts)[:-1])) * PAGE_SIZE
+    slots = torch.cat(
+        [torch.arange(length) + int(first) for length, first in zip(lengths, firsts, strict=True)]
+    )
+    table = (torch.from_numpy(firsts)[:, None] // PAGE_SIZE + torch.arange(max(counts))).to(torch.int32)
+    rows = torch.arange(len(lengths), dtype=torch.int32)
+    return RaggedLayout(
+        slots=slots,
+        row_request=rows.repeat_interleave(torch.tensor(lengths)),
+        page_table=table.contiguous(),
+        kv_lens=torch.cat([torch.arange(1, length + 1, dtype=torch.int32) for length in lengths]),
+    )
 
 
 def _write(file: BinaryIO, rows: Tensor) -> None:
@@ -79,13 +80,15 @@ def _write(file: BinaryIO, rows: Tensor) -> None:
 
 
 def _batches(samples: Sequence[Sample], tokens_per_batch: int) -> Iterator[list[Sample]]:
-    """Samples of similar length, at most `tokens_per_batch` padded tokens together."""
+    """Samples in order, at most `tokens_per_batch` tokens together (one longer sample goes alone)."""
     batch: list[Sample] = []
-    for sample in sorted(samples, key=lambda one: len(one.token_ids)):
-        if batch and len(sample.token_ids) * (len(batch) + 1) > tokens_per_batch:
+    num_tokens = 0
+    for sample in samples:
+        if batch and num_tokens + len(sample.token_ids) > tokens_per_batch:
             yield batch
-            batch = []
+            batch, num_tokens = [], 0
         batch.append(sample)
+        num_tokens += len(sample.token_ids)
     if batch:
         yield batch
 
@@ -93,43 +96,37 @@ def _batches(samples: Sequence[Sample], tokens_per_batch: int) -> Iterator[list[
 def build_cache(
     directory: Path,
     samples: Sequence[Sample],
-    target: Any,
+    target: LoadedTarget,
     target_layer_ids: Sequence[int],
     *,
-    progress: Any,
-    tokens_per_batch: int = 4096,
+    progress: Callable[[int, int], None],
+    cache_dir: Path,
+    tokens_per_batch: int = 2048,
 ) -> None:
     """Compute and write the features of all samples; the manifest is written last.
 
     Args:
         directory: new or incomplete cache directory; an incomplete one is overwritten.
         samples: what to run.
-        target: transformers causal LM in bfloat16.
-        target_layer_ids: layers to tap.
+        target: loaded in bfloat16 with `target_layer_ids` tapped.
+        target_layer_ids: recorded in the manifest.
         progress: called with (tokens done, tokens in all).
-        tokens_per_batch: padded tokens of one forward pass.
+        cache_dir: where built kernels are kept.
+        tokens_per_batch: tokens of one forward pass.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    extractor = FeatureExtractor(target, target_layer_ids)
+    extractor = FeatureExtractor(target, cache_dir, tokens_per_batch)
     total, done = sum(len(sample.token_ids) for sample in samples), 0
     index: list[tuple[int, int, int]] = []
     files = [(directory / name).open("wb") for name in FILES]
     try:
         for batch in _batches(samples, tokens_per_batch):
-            width = max(len(sample.token_ids) for sample in batch)
-            ids = torch.zeros(len(batch), width, dtype=torch.int64)
-            mask = torch.zeros_like(ids)
-            for row, sample in enumerate(batch):
-                ids[row, : len(sample.token_ids)] = torch.tensor(sample.token_ids)
-                mask[row, : len(sample.token_ids)] = 1
-            result = extractor.forward(ids, mask)
-            for row, sample in enumerate(batch):
-                length = len(sample.token_ids)
-                parts = (ids.int(), result.features, result.last, result.log_norm)
-                for file, part in zip(files, parts, strict=True):
-                    _write(file, part[row, :length])
-                index.append((done, length, sample.prompt_len))
-                done += length
+            ids = torch.tensor([token for sample in batch for token in sample.token_ids], dtype=torch.int32)
+            for file, rows in zip(files, (ids, *extractor.run(batch)), strict=True):
+                _write(file, rows)
+            for sample in batch:
+                index.append((done, len(sample.token_ids), sample.prompt_len))
+                done += len(sample.token_ids)
             progress(done, total)
     finally:
         for file in files:
@@ -138,6 +135,7 @@ def build_cache(
     manifest = {
         "num_tokens": total,
         "num_samples": len(samples),
+        "target": target.name,
         "target_layer_ids": list(target_layer_ids),
         "hidden_size": target.config.hidden_size,
         "vocab_size": target.config.vocab_size,
@@ -145,39 +143,90 @@ def build_cache(
     (directory / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
 
-class FeatureCache:
-    """A finished cache, memory-mapped."""
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """One cache directory, memory-mapped; `base` is the global number of its first token."""
 
-    def __init__(self, directory: Path) -> None:
-        manifest_path = directory / "manifest.json"
-        if not manifest_path.is_file():
-            raise ModelMismatchError(f"{directory} holds no finished feature cache (no manifest.json)")
-        manifest = json.loads(manifest_path.read_text())
-        self.target_layer_ids: tuple[int, ...] = tuple(manifest["target_layer_ids"])
-        self.hidden_size: int = manifest["hidden_size"]
-        self.vocab_size: int = manifest["vocab_size"]
-        self.num_tokens: int = manifest["num_tokens"]
-        # [samples, 3]: offset, length, prompt length
-        self.index: npt.NDArray[np.int64] = np.load(directory / "index.npy")
-        width = len(self.target_layer_ids) * self.hidden_size
-        self.tokens = np.memmap(directory / "tokens.bin", np.int32, "r")
-        self._features = np.memmap(directory / "features.bin", np.int16, "r", shape=(self.num_tokens, width))
-        self._last = np.memmap(
-            directory / "last.bin", np.int16, "r", shape=(self.num_tokens, self.hidden_size)
+    base: int
+    tokens: npt.NDArray[np.int32]
+    features: npt.NDArray[np.int16]
+    last: npt.NDArray[np.int16]
+    log_norm: npt.NDArray[np.float32]
+
+
+class FeatureCache:
+    """Finished caches of one target, read as one: tokens are numbered through all of them."""
+
+    def __init__(self, directories: Sequence[Path]) -> None:
+        manifests = [_read_manifest(directory) for directory in directories]
+        first = manifests[0]
+        for directory, manifest in zip(directories, manifests, strict=True):
+            for key in ("target_layer_ids", "hidden_size", "vocab_size"):
+                if manifest[key] != first[key]:
+                    raise ModelMismatchError(
+                        f"{directory}: {key} is {manifest[key]}, {directories[0]} has {first[key]}; "
+                        "train on features of one target only"
+                    )
+        self.target_layer_ids: tuple[int, ...] = tuple(first["target_layer_ids"])
+        self.hidden_size: int = first["hidden_size"]
+        self.vocab_size: int = first["vocab_size"]
+        counts = [int(manifest["num_tokens"]) for manifest in manifests]
+        bases = [sum(counts[:number]) for number in range(len(counts))]
+        self._shards = [
+            self._open(directory, base, count)
+            for directory, base, count in zip(directories, bases, counts, strict=True)
+        ]
+        self._bases = np.array(bases)
+        indices = [np.load(directory / "index.npy") for directory in directories]
+        # [samples, 3]: global number of the first token, length, prompt length
+        self.index: npt.NDArray[np.int64] = np.concatenate(
+            [index + np.array((base, 0, 0)) for index, base in zip(indices, bases, strict=True)]
         )
-        self._log_norm = np.memmap(directory / "log_norm.bin", np.float32, "r")
 
     def __len__(self) -> int:
         return len(self.index)
 
+    def _open(self, directory: Path, base: int, count: int) -> _Shard:
+        width = len(self.target_layer_ids) * self.hidden_size
+        return _Shard(
+            base,
+            np.memmap(directory / "tokens.bin", np.int32, "r", shape=(count,)),
+            np.memmap(directory / "features.bin", np.int16, "r", shape=(count, width)),
+            np.memmap(directory / "last.bin", np.int16, "r", shape=(count, self.hidden_size)),
+            np.memmap(directory / "log_norm.bin", np.float32, "r", shape=(count,)),
+        )
+
     def features(self, start: int, stop: int) -> Tensor:
-        """Tapped features of tokens start..stop, bfloat16 [T, L*H]."""
-        return torch.from_numpy(np.array(self._features[start:stop])).view(torch.bfloat16)
+        """Tapped features of tokens start..stop of one sample, bfloat16 [T, L*H]."""
+        shard = self._shards[int(np.searchsorted(self._bases, start, side="right")) - 1]
+        rows = np.array(shard.features[start - shard.base : stop - shard.base])
+        return torch.from_numpy(rows).view(torch.bfloat16)
+
+    def tokens(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Token ids, same shape as `rows`."""
+        return self._gather("tokens", rows.reshape(-1)).reshape(rows.shape)
 
     def last(self, rows: npt.NDArray[np.int64]) -> Tensor:
         """Final hidden states of the tokens `rows`, bfloat16 [N, H]."""
-        return torch.from_numpy(self._last[rows]).view(torch.bfloat16)
+        return torch.from_numpy(self._gather("last", rows)).view(torch.bfloat16)
 
     def log_norm(self, rows: npt.NDArray[np.int64]) -> Tensor:
         """Log-normalisers of the tokens `rows`, float32 [N]."""
-        return torch.from_numpy(self._log_norm[rows])
+        return torch.from_numpy(self._gather("log_norm", rows))
+
+    def _gather(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        owners = np.searchsorted(self._bases, rows, side="right") - 1
+        source = getattr(self._shards[0], name)
+        out = np.empty((len(rows), *source.shape[1:]), dtype=source.dtype)
+        for number, shard in enumerate(self._shards):
+            mine = owners == number
+            out[mine] = getattr(shard, name)[rows[mine] - shard.base]
+        return out
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    path = directory / "manifest.json"
+    if not path.is_file():
+        raise ModelMismatchError(f"{directory} holds no finished feature cache (no manifest.json)")
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    return manifest

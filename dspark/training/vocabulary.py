@@ -16,7 +16,8 @@ def choose_draft_vocabulary(cache: FeatureCache, size: int) -> tuple[Tensor, flo
     """
     counts = np.zeros(cache.vocab_size, dtype=np.int64)
     for offset, length, prompt_len in cache.index:
-        counts += np.bincount(cache.tokens[offset + prompt_len : offset + length], minlength=len(counts))
+        tokens = cache.tokens(np.arange(offset + prompt_len, offset + length))
+        counts += np.bincount(tokens, minlength=len(counts))
     chosen = np.sort(np.lexsort((np.arange(len(counts)), -counts))[:size])
     return torch.from_numpy(chosen.astype(np.int64)), float(counts[chosen].sum() / counts.sum())
 

@@ -1,0 +1,48 @@
+"""The card beside a drafter: what it is, what made it, how well it drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dspark.models.config import DrafterConfig
+from dspark.training.calibrate import CalibrationResult
+from dspark.training.features import FeatureCache
+
+
+def write_card(
+    directory: Path,
+    config: DrafterConfig,
+    *,
+    command: str,
+    cache: FeatureCache,
+    metrics: dict[str, float],
+    result: CalibrationResult,
+) -> None:
+    """Write `README.md` from the run's own figures."""
+    response_tokens = int((cache.index[:, 1] - cache.index[:, 2]).sum())
+    lines = [
+        "# DSpark drafter",
+        "",
+        f"- Shape: {config.num_hidden_layers} layers, gamma {config.gamma}, target layers "
+        f"{list(config.target_layer_ids)}, Markov rank {config.markov_rank}, draft vocabulary "
+        f"{config.num_draft_tokens} of {config.vocab_size}.",
+        f"- Made by: `{command}`",
+        f"- Data: {len(cache)} responses of the target, {response_tokens} response tokens.",
+        f"- Training: {metrics['blocks']:.0f} blocks in "
+        f"{metrics['step']:.0f} steps, {metrics['hours']:.2f} hours.",
+        f"- Held out, teacher-forced, tokens committed per round: {metrics['mean_committed_greedy']:.2f} greedy, "
+        f"{metrics['mean_committed_sampled']:.2f} sampled at temperature 1.",
+        "",
+        "Calibration error of the survival (percent, position 1 to gamma), held out:",
+        "",
+        "| | before | after |",
+        "|---|---|---|",
+        f"| greedy | {_percent(result.greedy_before)} | {_percent(result.greedy_after)} |",
+        f"| sampled | {_percent(result.sampling_before)} | {_percent(result.sampling_after)} |",
+        "",
+    ]
+    (directory / "README.md").write_text("\n".join(lines))
+
+
+def _percent(errors: list[float]) -> str:
+    return " ".join(f"{100 * error:.1f}" for error in errors)

@@ -1,0 +1,185 @@
+"""Self-generation: the target answers prompts, and invents prompts, in large batches; resumes by id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dspark.decoding.stopping import cut_at_stop
+from dspark.decoding.types import (
+    Acceptance,
+    FinishReason,
+    OpenRequest,
+    PrefillItem,
+    SamplingParams,
+    StopParams,
+    VerifyItem,
+    VerifyStatus,
+)
+from dspark.engine.target import TargetEngine
+from dspark.errors import EngineError
+from dspark.training.responses import chat_prompt_ids, read_rows
+
+_NO_DRAFTS = np.empty(0, dtype=np.int32)
+# Shares of the temperatures at which responses are made: serving meets them all, greedy most.
+TEMPERATURES = ((0.0, 0.4), (0.3, 0.2), (0.7, 0.2), (1.0, 0.2))
+# What an invented user turn may begin with; the empty lead leaves the choice to the target.
+LEADS = (
+    "",
+    "Solve",
+    "Write a Python function",
+    "Explain",
+    "How many",
+    "Write a",
+    "What is",
+    "Calculate",
+    "Describe",
+    "Complete the following Python function",
+    "Give me",
+    "Why",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One text to generate."""
+
+    job_id: str
+    prompt_ids: tuple[int, ...]
+    temperature: float
+    seed: int
+    # copied into the row that is written
+    meta: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Running:
+    job: Job
+    output: list[int]
+
+
+class BatchGenerator:
+    """Decodes many jobs at once, plainly; a finished job makes room for the next."""
+
+    def __init__(
+        self, engine: TargetEngine, stop_token_ids: Iterable[int], *, max_new_tokens: int, max_running: int
+    ) -> None:
+        self._engine = engine
+        self._stop = StopParams(max_new_tokens, frozenset(stop_token_ids))
+        self._max_running = max_running
+        self._running: dict[str, _Running] = {}
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, list[int], FinishReason]]:
+        """Yield each job with its output, as they finish.
+
+        Raises:
+            EngineError: the KV pages do not hold `max_running` jobs of this length.
+        """
+        waiting: list[PrefillItem] = []
+        while True:
+            while len(self._running) < self._max_running:
+                job = next(jobs, None)
+                if job is None:
+                    break
+                waiting.append(self._open(job))
+            if not self._running:
+                return
+            opened = {item.request_id for item in waiting}
+            decode = [
+                VerifyItem(name, 1, len(one.job.prompt_ids) + len(one.output), _NO_DRAFTS)
+                for name, one in self._running.items()
+                if name not in opened
+            ]
+            result, _ = self._engine.step([*decode, *waiting])
+            waiting = []
+            for outcome in result.outcomes:
+                if outcome.status is not VerifyStatus.COMMITTED:
+                    raise EngineError(f"job {outcome.request_id} could not go on: {outcome.status.value}")
+                done = self._commit(outcome.request_id, outcome.token_ids)
+                if done is not None:
+                    yield done
+
+    def _open(self, job: Job) -> PrefillItem:
+        is_greedy = job.temperature == 0
+        sampling = SamplingParams(
+            temperature=job.temperature,
+            seed=job.seed,
+            acceptance=Acceptance.GREEDY if is_greedy else Acceptance.REJECTION,
+        )
+        self._engine.open(OpenRequest(job.job_id, 1, job.prompt_ids, len(job.prompt_ids), sampling))
+        self._running[job.job_id] = _Running(job, [])
+        return PrefillItem(job.job_id, 1, len(job.prompt_ids))
+
+    def _commit(self, name: str, token_ids: Sequence[int]) -> tuple[Job, list[int], FinishReason] | None:
+        one = self._running[name]
+        kept, reason = cut_at_stop(token_ids, len(one.output), self._stop)
+        one.output.extend(kept)
+        if reason is None:
+            return None
+        self._engine.close([name])
+        del self._running[name]
+        return one.job, one.output, reason
+
+
+def response_jobs(
+    prompts: Iterable[dict[str, Any]], tokenizer: Any, *, seed: int, skip: set[str]
+) -> Iterator[Job]:
+    """A job per prompt row that is not done yet; temperature and seed depend on its id alone."""
+    values, shares = zip(*TEMPERATURES, strict=True)
+    for row in prompts:
+        if row["id"] in skip:
+            continue
+        rng = np.random.Generator(np.random.PCG64([seed, *row["id"].encode()]))
+        temperature = float(rng.choice(values, p=shares))
+        meta = {"id": row["id"], "prompt": row["prompt"], "source": row.get("source", "self")}
+        ids = tuple(chat_prompt_ids(tokenizer, row["prompt"]))
+        yield Job(row["id"], ids, temperature, int(rng.integers(2**63)), {**meta, "temperature": temperature})
+
+
+def prompt_jobs(tokenizer: Any, count: int, *, seed: int, skip: set[str]) -> Iterator[Job]:
+    """Jobs in which the target begins a user turn itself, at temperature 1."""
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "\0"}], tokenize=False)
+    opening = text.split("\0")[0]
+    for number in range(count):
+        name = f"self-{seed}-{number}"
+        if name in skip:
+            continue
+        lead = LEADS[number % len(LEADS)]
+        ids = tuple(tokenizer(opening + lead, add_special_tokens=False).input_ids)
+        rng = np.random.Generator(np.random.PCG64([seed, number]))
+        yield Job(name, ids, 1.0, int(rng.integers(2**63)), {"id": name, "lead": lead})
+
+
+def done_ids(path: Path) -> set[str]:
+    """Ids of the rows a file already holds; a line cut off by a crash is dropped from the file."""
+    if not path.is_file():
+        return set()
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if len(whole) != len(text):
+        path.write_bytes(whole)
+    return {row["id"] for row in read_rows(path)}
+
+
+def write_rows(
+    path: Path,
+    results: Iterator[tuple[Job, list[int], FinishReason]],
+    to_row: Callable[[Job, list[int], FinishReason], dict[str, Any] | None],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Append a row per result; `to_row` may refuse one. `progress` gets rows and output tokens so far."""
+    num_rows = num_tokens = 0
+    with path.open("a", encoding="utf-8") as file:
+        for job, output, reason in results:
+            num_tokens += len(output)
+            row = to_row(job, output, reason)
+            if row is not None:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.flush()
+                num_rows += 1
+            progress(num_rows, num_tokens)

@@ -1,0 +1,243 @@
+"""From a target to a trained drafter: responses, features, training, calibration; every stage resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark.engine.loading import LoadedTarget
+from dspark.engine.target import TargetEngine, make_pool
+from dspark.errors import ConfigurationError
+from dspark.models.checkpoint import build_drafter, load_drafter, read_target_tensors
+from dspark.models.config import DrafterConfig
+from dspark.models.drafter import DSparkDrafter
+from dspark.training.blocks import BlockBatch, BlockSampler
+from dspark.training.features import FeatureCache, build_cache
+from dspark.training.generate import (
+    BatchGenerator,
+    Job,
+    done_ids,
+    prompt_jobs,
+    response_jobs,
+    write_rows,
+)
+from dspark.training.responses import Sample, read_rows, to_samples
+from dspark.training.vocabulary import choose_draft_vocabulary, invert_vocabulary
+
+Report = Callable[[str], None]
+MAX_PROMPT_TOKENS = 160
+MIN_PROMPT_CHARS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlan:
+    """What text to train on.
+
+    Attributes:
+        prompt_files: JSON-lines files with a `prompt` per row.
+        response_files: JSON-lines files with ready responses of this target.
+        num_self_prompts: prompts the target invents.
+        max_new_tokens: longest response.
+        max_tokens: longest sample; longer ones are left out.
+        batch: responses generated at once.
+    """
+
+    prompt_files: tuple[Path, ...] = ()
+    response_files: tuple[Path, ...] = ()
+    num_self_prompts: int = 0
+    max_new_tokens: int = 400
+    max_tokens: int = 900
+    batch: int = 96
+    seed: int = 0
+
+
+def generate_data(work: Path, engine: TargetEngine, tokenizer: Any, plan: DataPlan, report: Report) -> None:
+    """Write `prompts.jsonl` (invented) and `responses.jsonl` into the work directory, resuming by id."""
+    generator = BatchGenerator(
+        engine, engine.info.eos_token_ids, max_new_tokens=plan.max_new_tokens, max_running=plan.batch
+    )
+    invented = work / "prompts.jsonl"
+    if plan.num_self_prompts:
+        jobs = prompt_jobs(tokenizer, plan.num_self_prompts, seed=plan.seed, skip=done_ids(invented))
+        write_rows(
+            invented, generator.run(jobs), _prompt_row(tokenizer, engine), _every(report, "prompts", 500)
+        )
+    prompts: list[dict[str, Any]] = []
+    for path in (*plan.prompt_files, *((invented,) if invented.is_file() else ())):
+        prompts += [{"id": f"{path.stem}-{number}", **row} for number, row in enumerate(read_rows(path))]
+    responses = work / "responses.jsonl"
+    todo = response_jobs(prompts, tokenizer, seed=plan.seed, skip=done_ids(responses))
+    write_rows(responses, generator.run(todo), _response_row(tokenizer), _every(report, "responses", 200))
+
+
+def _prompt_row(
+    tokenizer: Any, engine: TargetEngine
+) -> Callable[[Job, list[int], Any], dict[str, Any] | None]:
+    def to_row(job: Job, output: list[int], _reason: Any) -> dict[str, Any] | None:
+        if output[-1] not in engine.info.eos_token_ids or len(output) > MAX_PROMPT_TOKENS:
+            return None
+        text = (job.meta["lead"] + tokenizer.decode(output[:-1])).strip()
+        return {"id": job.job_id, "prompt": text, "source": "self"} if len(text) >= MIN_PROMPT_CHARS else None
+
+    return to_row
+
+
+def _response_row(tokenizer: Any) -> Callable[[Job, list[int], Any], dict[str, Any]]:
+    def to_row(job: Job, output: list[int], reason: Any) -> dict[str, Any]:
+        text = tokenizer.decode(output, skip_special_tokens=True)
+        return {**job.meta, "response": text, "response_ids": output, "finish_reason": reason.value}
+
+    return to_row
+
+
+def _every(report: Report, what: str, rows: int) -> Callable[[int, int], None]:
+    seen = [0]
+
+    def progress(num_rows: int, num_tokens: int) -> None:
+        if num_rows - seen[0] >= rows:
+            seen[0] = num_rows
+            report(f"{what}: {num_rows} written, {num_tokens} tokens generated")
+
+    return progress
+
+
+def collect_samples(
+    files: tuple[Path, ...], tokenizer: Any, plan: DataPlan, eos_token_id: int
+) -> list[Sample]:
+    """Samples of all response files that fit `max_tokens`.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
+    samples: list[Sample] = []
+    for path in files:
+        rows = to_samples(
+            read_rows(path), tokenizer, eos_token_id=eos_token_id, max_response_len=plan.max_new_tokens
+        )
+        samples += [sample for sample in rows if len(sample.token_ids) <= plan.max_tokens]
+    if not samples:
+        raise ConfigurationError(
+            "nothing to train on; pass --prompts FILE, --responses FILE or --self-prompts N"
+        )
+    return samples
+
+
+def cache_features(
+    directory: Path,
+    samples: list[Sample],
+    target: LoadedTarget,
+    layer_ids: tuple[int, ...],
+    report: Report,
+    cache_dir: Path,
+) -> FeatureCache:
+    """Features of all samples, computed unless a finished cache of as many samples lies there."""
+    manifest = directory / "manifest.json"
+    if not manifest.is_file() or json.loads(manifest.read_text())["num_samples"] != len(samples):
+        progress = _every(report, "features", 50_000)
+        build_cache(
+            directory,
+            samples,
+            target,
+            layer_ids,
+            progress=lambda done, total: progress(done, total),
+            cache_dir=cache_dir,
+        )
+    return FeatureCache([directory])
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterPlan:
+    """Shape of the drafter to train."""
+
+    num_layers: int = 2
+    gamma: int = 7
+    markov_rank: int = 64
+    draft_vocab_size: int = 8192
+    mask_token_id: int = 4
+
+
+def new_drafter(
+    plan: DrafterPlan, target: Path, config: Any, cache: FeatureCache, *, seed: int, init: Path | None
+) -> tuple[DSparkDrafter, float]:
+    """An initialised drafter and the share of response tokens its draft vocabulary covers.
+
+    Args:
+        plan: its shape; ignored where `init` is given.
+        target: Hugging Face directory.
+        config: of the target, as transformers reads it.
+        cache: what it will be trained on.
+        seed: of the initial weights.
+        init: drafter directory to start from.
+    """
+    if init is not None:
+        drafter = load_drafter(init, target).float()
+        drafter.lm_head, drafter.embed_tokens = drafter.lm_head.bfloat16(), drafter.embed_tokens.bfloat16()
+        return drafter.train(), float("nan")
+    tensors = read_target_tensors(target)
+    size = min(plan.draft_vocab_size or config.vocab_size, config.vocab_size)
+    d2t, coverage = choose_draft_vocabulary(cache, size)
+    shape = DrafterConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        num_hidden_layers=plan.num_layers,
+        num_target_layers=config.num_hidden_layers,
+        target_layer_ids=cache.target_layer_ids,
+        mask_token_id=plan.mask_token_id,
+        gamma=plan.gamma,
+        markov_rank=plan.markov_rank,
+        draft_vocab_size=size if size < config.vocab_size else 0,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_theta=config.rope_parameters["rope_theta"],
+        max_position_embeddings=config.max_position_embeddings,
+    )
+    drafter = build_drafter(shape, tensors, d2t if shape.draft_vocab_size else None)
+    drafter.initialise(torch.Generator().manual_seed(seed), tensors["norm"])
+    return drafter, coverage
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Samplers over training and held-out samples."""
+
+    train: BlockSampler
+    held_out: list[BlockBatch]
+
+
+def split_cache(
+    cache: FeatureCache, drafter: DSparkDrafter, *, batch_samples: int, anchors_per_sample: int, seed: int
+) -> Split:
+    """Hold out one sample in twenty (at most 64 batches' worth of 16 samples... at least one batch)."""
+    order = np.random.Generator(np.random.PCG64(7)).permutation(len(cache))
+    count = min(max(batch_samples, len(order) // 20), 4 * batch_samples)
+    t2d: Tensor = invert_vocabulary(drafter.d2t, cache.vocab_size)
+
+    def sampler(members: np.ndarray, sampler_seed: int) -> BlockSampler:
+        return BlockSampler(
+            cache,
+            members,
+            t2d,
+            gamma=drafter.config.gamma,
+            batch_samples=batch_samples,
+            anchors_per_sample=anchors_per_sample,
+            seed=sampler_seed,
+        )
+
+    held_out = sampler(order[:count], 1)
+    return Split(sampler(order[count:], seed), [held_out.batch(one) for one in held_out.epoch()])
+
+
+def training_engine(target: LoadedTarget, cache_dir: Path, plan: DataPlan) -> TargetEngine:
+    """A target engine whose pages hold one batch of generation."""
+    tokens = plan.batch * (plan.max_new_tokens + 512)
+    return TargetEngine(target, make_pool(target, tokens, cache_dir))

@@ -1,0 +1,180 @@
+"""The draft engine against the training forward, and its cache rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dspark.decoding.types import Acceptance, DraftRequest, FeatureBatch, SamplingParams
+from dspark.engine.draft import DraftEngine
+from dspark.engine.pages import PagePool
+from dspark.models.config import DrafterConfig
+from dspark.models.drafter import DSparkDrafter
+from dspark.training.attention import BlockAttention
+
+GREEDY = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
+CONFIG = DrafterConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    num_hidden_layers=2,
+    num_target_layers=6,
+    target_layer_ids=(1, 3),
+    mask_token_id=5,
+    gamma=4,
+    markov_rank=8,
+    draft_vocab_size=48,
+    max_position_embeddings=256,
+)
+
+
+def make_drafter(seed: int = 0) -> DSparkDrafter:
+    generator = torch.Generator().manual_seed(seed)
+    embed = torch.randn(64, 32, generator=generator)
+    head = torch.randn(64, 32, generator=generator)
+    drafter = DSparkDrafter(CONFIG, embed, head, torch.arange(8, 56))
+    drafter.initialise(generator, torch.ones(32))
+    for parameter in drafter.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, 0.0, 0.3, generator=generator)
+    return drafter.eval()
+
+
+def make_engine(num_pages: int = 64, seed: int = 0) -> DraftEngine:
+    pool = PagePool(num_pages=num_pages, num_layers=2, num_kv_heads=2, head_dim=16, dtype=torch.float32)
+    return DraftEngine(make_drafter(seed), pool)
+
+
+def features(num_tokens: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(num_tokens, 64)).astype(np.float32)
+
+
+def request(base: int, *, epoch: int = 1, name: str = "a", max_drafts: int = 4) -> DraftRequest:
+    return DraftRequest(name, epoch, base, 17, GREEDY, max_drafts)
+
+
+def dense_block(rows: np.ndarray, anchor: int) -> list[int]:
+    """Greedy drafts by the dense training attention, one slot at a time."""
+    drafter = make_drafter()
+    length = len(rows)
+    with torch.inference_mode():
+        fused = drafter.backbone.fuse(torch.from_numpy(rows))
+        contexts = drafter.backbone.context_keys_values(fused, torch.arange(length))
+        attend = BlockAttention(contexts, torch.tensor([[length]]), CONFIG.gamma, torch.float32)
+        embeddings = drafter.block_embeddings(torch.tensor([anchor]))[0]
+        hidden = drafter.backbone(embeddings, length + torch.arange(CONFIG.gamma), attend)
+        previous, drafts = torch.tensor(anchor), []
+        for slot in range(CONFIG.gamma):
+            embedded = drafter.markov_head.embed(previous)
+            logits = drafter.lm_head @ hidden[slot].float() + drafter.markov_head.bias(embedded)
+            previous = drafter.d2t[logits.argmax()]
+            drafts.append(int(previous))
+    return drafts
+
+
+def test_a_block_drafted_over_pages_is_the_block_of_the_dense_training_forward() -> None:
+    engine = make_engine()
+    rows = features(37)
+    engine.push(FeatureBatch("a", 1, 0, rows))
+    (block,) = engine.draft([request(38)])
+    assert list(block.token_ids) == dense_block(rows, 17)
+    assert block.confidence.shape == (4,)
+    assert ((block.confidence > 0) & (block.confidence < 1)).all()
+
+
+def test_features_that_arrive_in_pieces_give_the_same_block() -> None:
+    rows = features(40)
+    whole, pieces = make_engine(), make_engine()
+    whole.push(FeatureBatch("a", 1, 0, rows))
+    for start, stop in ((0, 17), (17, 18), (18, 40)):
+        pieces.push(FeatureBatch("a", 1, start, rows[start:stop]))
+        pieces.draft([request(stop + 1)])
+    assert list(whole.draft([request(41)])[0].token_ids) == list(pieces.draft([request(41)])[0].token_ids)
+
+
+def test_requests_drafted_together_get_the_blocks_they_get_alone() -> None:
+    together = make_engine()
+    alone = {}
+    for number, length in enumerate((5, 16, 33)):
+        rows = features(length, seed=number)
+        together.push(FeatureBatch(str(number), 1, 0, rows))
+        single = make_engine()
+        single.push(FeatureBatch(str(number), 1, 0, rows))
+        alone[str(number)] = list(single.draft([request(length + 1, name=str(number))])[0].token_ids)
+    blocks = together.draft([request(n + 1, name=str(i)) for i, n in enumerate((5, 16, 33))])
+    assert {block.request_id: list(block.token_ids) for block in blocks} == alone
+
+
+def test_a_request_whose_features_are_missing_is_left_out() -> None:
+    engine = make_engine()
+    engine.push(FeatureBatch("a", 1, 0, features(10)))
+    assert engine.is_ready(request(11))
+    assert not engine.is_ready(request(12))
+    assert engine.draft([request(12), request(11, name="b")]) == []
+
+
+def test_a_stale_epoch_is_dropped_and_a_newer_one_starts_anew() -> None:
+    engine = make_engine()
+    engine.push(FeatureBatch("a", 2, 0, features(10)))
+    engine.push(FeatureBatch("a", 1, 10, features(3)))
+    assert engine.is_ready(request(11, epoch=2))
+    engine.push(FeatureBatch("a", 3, 4, features(2)))
+    assert engine.is_ready(request(7, epoch=3))
+
+
+def test_features_computed_again_replace_those_from_their_position_on() -> None:
+    rows = features(20)
+    engine, plain = make_engine(), make_engine()
+    engine.push(FeatureBatch("a", 1, 0, rows[:16]))
+    engine.draft([request(17)])
+    engine.push(FeatureBatch("a", 1, 12, rows[12:20]))
+    plain.push(FeatureBatch("a", 1, 0, rows))
+    assert list(engine.draft([request(21)])[0].token_ids) == list(plain.draft([request(21)])[0].token_ids)
+
+
+def test_a_context_that_starts_late_still_drafts() -> None:
+    engine = make_engine()
+    engine.push(FeatureBatch("a", 1, 30, features(6)))
+    assert len(engine.draft([request(37)])) == 1
+
+
+def test_pages_come_back_after_close() -> None:
+    engine = make_engine()
+    free = engine.num_free_pages
+    engine.push(FeatureBatch("a", 1, 0, features(40)))
+    engine.draft([request(41)])
+    assert engine.num_free_pages < free
+    engine.close(["a", "unknown"])
+    assert engine.num_free_pages == free
+
+
+def test_idle_contexts_make_room_for_a_request_that_drafts() -> None:
+    engine = make_engine(num_pages=4)
+    engine.push(FeatureBatch("idle", 1, 0, features(30)))
+    assert len(engine.draft([request(31, name="idle")])) == 1
+    engine.push(FeatureBatch("b", 1, 0, features(40)))
+    assert len(engine.draft([request(41, name="b")])) == 1
+    assert not engine.is_ready(request(31, name="idle"))
+
+
+def test_max_drafts_cuts_the_block_and_keeps_its_beginning() -> None:
+    engine = make_engine()
+    engine.push(FeatureBatch("a", 1, 0, features(9)))
+    full = engine.draft([request(10)])[0]
+    short = engine.draft([request(10, max_drafts=2)])[0]
+    assert list(short.token_ids) == list(full.token_ids[:2])
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.COUPLED])
+def test_sampled_blocks_carry_their_distribution_only_for_rejection(acceptance: Acceptance) -> None:
+    engine = make_engine()
+    engine.push(FeatureBatch("a", 1, 0, features(9)))
+    sampling = SamplingParams(temperature=1.0, seed=3, acceptance=acceptance)
+    (block,) = engine.draft([DraftRequest("a", 1, 10, 17, sampling, 4)])
+    assert len(block.probs) == (4 if acceptance is Acceptance.REJECTION else 0)
+    for token_id, probs in zip(block.token_ids, block.probs, strict=False):
+        assert token_id in probs.token_ids
