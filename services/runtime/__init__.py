@@ -1,0 +1,1 @@
+"""How a process of dspark runs: server, health, errors on the wire, channels, threads, telemetry."""
