@@ -1,1 +1,1 @@
-"""How many drafts are worth verifying: survival, capacity, allocation, calibration. Numpy only, never torch."""
+"""How many drafts are worth verifying: survival, capacity, allocation, calibration. Never torch."""

@@ -66,7 +66,7 @@ class CapacityCurve:
 
     def steps_s(self, batch_tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         """Seconds of one step for several sizes."""
-        inside = np.interp(batch_tokens, self.sizes, self.seconds)
+        inside: npt.NDArray[np.float64] = np.interp(batch_tokens, self.sizes, self.seconds)
         if len(self.sizes) < 2:
             return inside
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])

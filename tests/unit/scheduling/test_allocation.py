@@ -1,0 +1,124 @@
+"""Allocation: optimal where it can be, and unable to look ahead."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dspark.scheduling.allocation import allocate_early_stop, allocate_fixed, allocate_off
+from dspark.scheduling.capacity import CapacityCurve
+from dspark.scheduling.survival import survival
+
+confidences = st.lists(st.lists(st.floats(0.01, 1.0), min_size=0, max_size=4), min_size=1, max_size=4)
+
+
+def speed(prefix_lens, blocks, curve, base_tokens=0):
+    """The objective: expected committed tokens per second."""
+    expected = sum(
+        1.0 + survival(np.array(block))[:length].sum()
+        for block, length in zip(blocks, prefix_lens, strict=True)
+    )
+    return expected * curve.steps_per_second(base_tokens + len(blocks) + sum(prefix_lens))
+
+
+@given(
+    blocks=confidences,
+    fixed_s=st.floats(0.01, 1.0),
+    token_s=st.floats(0.0001, 0.5),
+    draft_s=st.floats(0.0, 0.5),
+    base_tokens=st.integers(0, 20),
+)
+@settings(max_examples=150, deadline=None)
+def test_it_equals_brute_force_where_the_objective_has_one_peak(
+    blocks, fixed_s, token_s, draft_s, base_tokens
+):
+    # Affine cost under a concave sum of falling survivals: the ratio has a single peak.
+    curve = CapacityCurve.from_points([(1, fixed_s + token_s), (64, fixed_s + 64 * token_s)], draft_s=draft_s)
+    found = allocate_early_stop(blocks, curve, base_tokens=base_tokens)
+    best = max(
+        speed(lens, blocks, curve, base_tokens)
+        for lens in product(*(range(len(block) + 1) for block in blocks))
+    )
+    assert speed(found, blocks, curve, base_tokens) == pytest.approx(best, rel=1e-12)
+
+
+class Recorder:
+    """A block that notes how many of its confidences were looked at."""
+
+    def __init__(self, values) -> None:
+        self.values, self.num_pulled = values, 0
+
+    def __iter__(self):
+        for value in self.values:
+            self.num_pulled += 1
+            yield value
+
+
+@given(blocks=confidences, token_s=st.floats(0.0, 0.2))
+def test_a_confidence_is_looked_at_only_after_the_draft_before_it_was_admitted(blocks, token_s):
+    curve = CapacityCurve.from_points([(1, 0.1), (2, 0.1 + token_s), (3, 0.1 + 3 * token_s)])
+    recorders = [Recorder(block) for block in blocks]
+    prefix_lens = allocate_early_stop(recorders, curve)
+    for recorder, prefix_len in zip(recorders, prefix_lens, strict=True):
+        assert recorder.num_pulled == min(prefix_len + 1, len(recorder.values))
+
+
+@given(blocks=confidences, token_s=st.floats(0.0, 0.2), other=st.floats(0.0, 1.0))
+def test_whether_a_draft_is_admitted_ignores_what_is_computed_from_it(blocks, token_s, other):
+    curve = CapacityCurve.from_points([(1, 0.1), (2, 0.1 + token_s), (3, 0.1 + 3 * token_s)])
+    prefix_lens = allocate_early_stop(blocks, curve)
+    for request, prefix_len in enumerate(prefix_lens):
+        changed = [list(block) for block in blocks]
+        changed[request][prefix_len + 1 :] = [other] * len(changed[request][prefix_len + 1 :])
+        assert allocate_early_stop(changed, curve) == prefix_lens
+
+
+def test_it_stops_at_the_first_admission_that_does_not_pay_even_if_a_later_one_would():
+    # A staircase: one draft is too dear, the second would be free.
+    curve = CapacityCurve.from_points([(1, 1.0), (2, 2.0), (3, 2.0)])
+    assert allocate_early_stop([[0.99, 0.99]], curve) == [0]
+
+
+def test_an_admission_that_changes_nothing_is_not_made():
+    curve = CapacityCurve.from_points([(1, 1.0), (2, 2.0)])
+    assert allocate_early_stop([[1.0]], curve) == [0]  # (1 + 1) / 2 = 1 / 1
+
+
+def test_ties_go_to_the_earlier_position_then_to_the_earlier_request():
+    curve = CapacityCurve.from_points([(1, 1.0), (5, 1.0001), (6, 100.0)])
+    assert allocate_early_stop([[0.8, 1.0], [0.8, 1.0], [0.8, 1.0]], curve) == [1, 1, 0]
+
+
+def test_prompt_tokens_of_the_step_leave_less_room_for_drafts():
+    curve = CapacityCurve.from_points([(1, 1.0), (16, 1.1), (17, 4.0)])
+    block = [0.9] * 7
+    alone, beside_a_prompt = (
+        allocate_early_stop([block], curve),
+        allocate_early_stop([block], curve, base_tokens=15),
+    )
+    assert alone == [7]
+    assert beside_a_prompt == [0]
+
+
+def test_load_shortens_prefixes():
+    curve = CapacityCurve.from_points([(1, 0.020), (32, 0.022), (64, 0.040), (512, 0.4)])
+    block = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3]
+    budgets = [sum(allocate_early_stop([block] * num, curve)) / num for num in (1, 8, 32, 128)]
+    assert budgets == sorted(budgets, reverse=True)
+    assert budgets[0] == 7
+    assert budgets[-1] < 1
+
+
+def test_requests_without_a_block_and_no_requests_are_fine():
+    curve = CapacityCurve.from_points([(1, 1.0), (9, 1.1)])
+    assert allocate_early_stop([], curve) == []
+    assert allocate_early_stop([[], [0.9], []], curve) == [0, 1, 0]
+
+
+def test_fixed_and_off_ignore_the_load():
+    assert allocate_fixed([7, 3, 0], 4) == [4, 3, 0]
+    assert allocate_off(3) == [0, 0, 0]

@@ -1,0 +1,81 @@
+"""Sequential Temperature Scaling on data whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dspark.errors import ConfigurationError
+from dspark.scheduling.calibration import SequentialTemperatures, expected_calibration_error
+from dspark.scheduling.survival import survival
+
+TRUE_TEMPERATURES = np.array([2.5, 1.0, 0.5, 1.6])
+
+
+def blocks(num_blocks: int, seed: int):
+    """Confidence logits that are too sure or too timid by known temperatures, and what survived."""
+    rng = np.random.default_rng(seed)
+    true_logits = rng.normal(1.0, 1.5, (num_blocks, 4))
+    accepted = rng.uniform(size=true_logits.shape) < 1.0 / (1.0 + np.exp(-true_logits))
+    return true_logits * TRUE_TEMPERATURES, np.cumprod(accepted, axis=1)
+
+
+def test_it_finds_the_temperatures_and_halves_the_error_on_held_out_blocks():
+    logits, survived = blocks(40_000, seed=1)
+    fitted = SequentialTemperatures.fit(logits, survived)
+    assert np.allclose(fitted.temperatures, TRUE_TEMPERATURES, rtol=0.2)
+    held_out = blocks(40_000, seed=2)
+    before = SequentialTemperatures.identity(4).survival_errors(*held_out)
+    after = fitted.survival_errors(*held_out)
+    assert max(after) < 0.02  # with 40,000 blocks the sampling noise of an error is below 0.01
+    assert before[0] > 0.05 > 2 * after[0]
+
+
+def test_a_calibrated_head_is_left_alone_up_to_noise():
+    logits, survived = blocks(40_000, seed=3)
+    fitted = SequentialTemperatures.fit(logits / TRUE_TEMPERATURES, survived)
+    assert np.allclose(fitted.temperatures, 1.0, rtol=0.2)
+
+
+def test_the_error_is_the_mean_gap_over_bins():
+    predicted = np.array([0.1, 0.1, 0.9, 0.9])
+    assert expected_calibration_error(predicted, np.array([0, 0, 1, 0])) == pytest.approx(
+        0.5 * 0.1 + 0.5 * 0.4
+    )
+    assert expected_calibration_error(np.array([1.0, 0.0]), np.array([True, False])) == 0.0
+    assert expected_calibration_error(np.zeros(0), np.zeros(0)) == 0.0
+
+
+@given(st.lists(st.floats(-8, 8), min_size=2, max_size=20), st.floats(0.1, 10))
+def test_the_order_of_confidences_is_kept(logits, temperature):
+    applied = SequentialTemperatures((temperature,)).apply(np.sort(np.array(logits))[:, None])
+    assert (np.diff(applied[:, 0]) >= 0).all()
+
+
+def test_probabilities_and_logits_are_treated_alike():
+    temperatures = SequentialTemperatures((2.0, 0.5))
+    logits = np.array([[0.3, -1.0], [4.0, 2.0]])
+    assert np.allclose(temperatures.apply_to_probs(1 / (1 + np.exp(-logits))), temperatures.apply(logits))
+    assert np.isfinite(temperatures.apply_to_probs(np.array([0.0, 1.0]))).all()
+
+
+def test_it_survives_a_file(tmp_path):
+    temperatures = SequentialTemperatures((2.0, 0.5))
+    temperatures.save(tmp_path / "t.json")
+    assert SequentialTemperatures.load(tmp_path / "t.json") == temperatures
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "nonsense", '{"temperatures": []}', '{"temperatures": [1, 0]}'])
+def test_a_broken_file_is_refused(tmp_path, text):
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(ConfigurationError, match="temperatures"):
+        SequentialTemperatures.load(tmp_path / "t.json")
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
+def test_survival_never_rises_along_a_block(confidence):
+    result = survival(np.array(confidence))
+    assert (np.diff(result) <= 0).all()
+    assert result[-1] == pytest.approx(np.prod(confidence))

@@ -1,0 +1,57 @@
+"""The capacity curve between, below and beyond its points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dspark.errors import ConfigurationError
+from dspark.scheduling.capacity import CapacityCurve
+
+
+def test_it_is_linear_between_points_flat_below_and_goes_on_beyond():
+    curve = CapacityCurve.from_points([(4, 2.0), (8, 4.0), (16, 5.0)])
+    assert curve.step_s(6) == pytest.approx(3.0)
+    assert curve.step_s(1) == pytest.approx(2.0)
+    assert curve.step_s(32) == pytest.approx(7.0)
+
+
+def test_a_draft_cost_slows_every_round_alike():
+    curve = CapacityCurve.from_points([(1, 0.3), (2, 0.4)], draft_s=0.1)
+    assert curve.steps_per_second(1) == pytest.approx(2.5)
+    assert curve.steps_per_second(2) == pytest.approx(2.0)
+    assert curve.with_draft_cost(0.0).steps_per_second(2) == pytest.approx(2.5)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 10.0)), min_size=1, max_size=12),
+)
+def test_a_larger_step_is_never_cheaper_however_noisy_the_points(points):
+    seconds = CapacityCurve.from_points(points).steps_s(np.arange(1, 400))
+    assert (np.diff(seconds) >= -1e-12).all()
+
+
+@given(st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12))
+def test_smoothing_keeps_the_sum_and_points_that_already_rise(values):
+    points = list(enumerate(values, start=1))
+    assert sum(CapacityCurve.from_points(points).seconds) == pytest.approx(sum(values))
+    rising = list(enumerate(sorted(values), start=1))
+    assert CapacityCurve.from_points(rising).seconds == pytest.approx(sorted(values))
+
+
+def test_repeated_measurements_are_averaged():
+    assert CapacityCurve.from_points([(4, 1.0), (2, 0.5), (4, 3.0)]).seconds == (0.5, 2.0)
+
+
+@pytest.mark.parametrize("points", [[], [(0, 1.0)], [(1, 0.0)], [(1, float("nan"))]])
+def test_points_that_measure_nothing_are_refused_by_name(points):
+    with pytest.raises(ConfigurationError, match="step_cost"):
+        CapacityCurve.from_points(points)
+
+
+@pytest.mark.parametrize("points", [[(8, 1.0)], [(1, 1.0), (8, 1.0)], [(1, 2.0), (8, 1.0)]])
+def test_a_flat_curve_cannot_serve_an_adaptive_policy(points):
+    with pytest.raises(ConfigurationError, match="flat"):
+        CapacityCurve.from_points(points).check_rises()
