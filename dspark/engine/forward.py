@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -36,13 +37,21 @@ class TargetForward(Protocol):
 class StockForward:
     """The model class as transformers wrote it; only attention and linear layers are ours."""
 
-    def __init__(self, model: Any, target_layer_ids: Sequence[int]) -> None:
-        self.use_kernels = True
+    def __init__(
+        self,
+        model: Any,
+        target_layer_ids: Sequence[int],
+        *,
+        use_kernels: bool = True,
+        cache_dir: Path | None = None,
+    ) -> None:
+        self.use_kernels = use_kernels
         self._model = model
         self._taps: dict[int, Tensor] = {}
         self._layer_ids = tuple(target_layer_ids)
         self._hidden_size = model.config.hidden_size
-        pack_linears(model)
+        if use_kernels:
+            pack_linears(model, cache_dir=cache_dir)
         for layer_id in self._layer_ids:
             model.model.layers[layer_id].register_forward_hook(self._tap_into(layer_id))
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dspark.engine.attention import RaggedStep, paged_attention
-from dspark.engine.kernels.native import HeadTransform, NativeKernels
-from dspark.engine.linear import can_pack, fuse_linears, make_linear
+from dspark.engine.kernels.native import HeadTransform, NativeKernels, load_kernels
+from dspark.engine.linear import PackedLinear, WeightArena, can_pack, fuse_linears, make_linear, open_arena
 
 _LANES = 16
 
@@ -25,14 +26,14 @@ class _Layer:
     attention_norm: Tensor
     qkv: nn.Module
     output: nn.Module
-    gate_up: nn.Module
+    gated: nn.Module
     down: nn.Module
     query_norm: Tensor | None
     key_norm: Tensor | None
     scale: float
 
 
-def is_lean(model: Any, dtype: torch.dtype) -> bool:
+def is_lean(model: Any, dtype: torch.dtype, cache_dir: Path | None = None) -> bool:
     """Whether the lean forward computes this model on this machine."""
     config = model.config
     sizes = (config.hidden_size, config.intermediate_size, model.model.layers[0].self_attn.head_dim)
@@ -41,6 +42,7 @@ def is_lean(model: Any, dtype: torch.dtype) -> bool:
         and config.hidden_act == "silu"
         and all(size % _LANES == 0 for size in sizes)
         and can_pack(model.lm_head.weight)
+        and load_kernels(cache_dir) is not None
         and NativeKernels.supports(
             dtype=dtype, device=model.lm_head.weight.device, head_dim=sizes[2], page_size=16
         )
@@ -50,14 +52,19 @@ def is_lean(model: Any, dtype: torch.dtype) -> bool:
 class LeanForward:
     """A decoder-only model as a list of tensors."""
 
-    def __init__(self, model: Any, target_layer_ids: Sequence[int]) -> None:
+    def __init__(
+        self, model: Any, target_layer_ids: Sequence[int], *, cache_dir: Path | None = None
+    ) -> None:
         config = model.config
         self.use_kernels = True
         self._embedding = model.model.embed_tokens.weight.detach()
         self._rotary = _RotaryTable(model, config.max_position_embeddings)
-        self._layers = [_lean_layer(layer) for layer in model.model.layers]
+        kernels = load_kernels(cache_dir)
+        assert kernels is not None, "is_lean said so"
+        arena = open_arena(cache_dir)
+        self._layers = [_lean_layer(layer, kernels, arena) for layer in model.model.layers]
         self._final_norm = model.model.norm.weight.detach()
-        self._head = make_linear(model.lm_head.weight.detach())
+        self._head = make_linear(model.lm_head.weight, arena=arena)
         self._eps = float(config.rms_norm_eps)
         self._num_heads = config.num_attention_heads
         self._num_kv_heads = config.num_key_value_heads
@@ -77,7 +84,7 @@ class LeanForward:
             self._tap(index - 1, residual, taps)
             delta = layer.output(self._attend(index, layer, normed, step, (cos, sin)))
             normed = kernels.add_norm(residual, delta, layer.attention_norm, self._eps)
-            delta = layer.down(kernels.silu_mul(layer.gate_up(normed)))
+            delta = layer.down(layer.gated(normed))
         hidden = kernels.add_norm(residual, delta, self._final_norm, self._eps)
         self._tap(len(self._layers) - 1, residual, taps)
         return hidden, taps
@@ -121,20 +128,41 @@ class _RotaryTable:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
 
-def _lean_layer(layer: Any) -> _Layer:
+class _GatedLinear(nn.Module):
+    """silu(gate) * up where the matmul kernel does not do it by itself."""
+
+    def __init__(self, gate_up: nn.Module, kernels: NativeKernels) -> None:
+        super().__init__()
+        self._gate_up = gate_up
+        self._kernels = kernels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows [T, H] to [T, I]."""
+        return self._kernels.silu_mul(self._gate_up(x))
+
+
+def _lean_layer(layer: Any, kernels: NativeKernels, arena: WeightArena | None) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    bias = attention.o_proj.bias
     return _Layer(
         input_norm=layer.input_layernorm.weight.detach(),
         attention_norm=layer.post_attention_layernorm.weight.detach(),
-        qkv=fuse_linears(attention.q_proj, attention.k_proj, attention.v_proj),
-        output=make_linear(attention.o_proj.weight.detach(), None if bias is None else bias.detach()),
-        gate_up=fuse_linears(mlp.gate_proj, mlp.up_proj),
-        down=make_linear(
-            mlp.down_proj.weight.detach(), None if mlp.down_proj.bias is None else mlp.down_proj.bias
-        ),
+        qkv=fuse_linears(attention.q_proj, attention.k_proj, attention.v_proj, arena=arena),
+        output=_packed(attention.o_proj, arena),
+        gated=_gated_linear(mlp, kernels, arena),
+        down=_packed(mlp.down_proj, arena),
         query_norm=None if query_norm is None else query_norm.weight.detach(),
         key_norm=None if key_norm is None else key_norm.weight.detach(),
         scale=float(attention.scaling),
     )
+
+
+def _packed(linear: nn.Linear, arena: WeightArena | None) -> nn.Module:
+    return make_linear(linear.weight, None if linear.bias is None else linear.bias.detach(), arena=arena)
+
+
+def _gated_linear(mlp: Any, kernels: NativeKernels, arena: WeightArena | None) -> nn.Module:
+    gate, up = mlp.gate_proj, mlp.up_proj
+    if arena is not None and kernels.can_multiply(gate.weight) and gate.bias is None:
+        return PackedLinear(torch.cat([gate.weight.detach(), up.weight.detach()]), None, arena=arena, is_gated=True)
+    return _GatedLinear(fuse_linears(gate, up, arena=arena), kernels)

@@ -1,74 +1,130 @@
-"""Linear layers with weights packed once for the CPU: faster, and a row's result does not depend on others."""
+"""Linear layers with weights packed once for the CPU: faster, and each row's result is its own."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-# Weights packed for one row give bit-identical rows at every row count; larger hints are faster from 32 rows on
-# but not exact.
+from dspark.engine.kernels.native import NativeKernels, load_kernels
+
+# oneDNN weights packed for one row give bit-identical rows at every row count; larger hints are faster from
+# 32 rows on but not exact.
 _ROW_HINT = 1
+_CHUNK_BYTES = 64 << 20
 
 
 class PackedLinear(nn.Module):
-    """`x @ weight.T + bias` for [T, in] rows, inference only, the weight in oneDNN's own layout."""
+    """`x @ weight.T + bias` for inference on a CPU that multiplies bfloat16, by our own kernel."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, arena: WeightArena, is_gated: bool = False) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
+        assert bias is None or not is_gated, "a gated product has no bias"
+        self.in_features = weight.shape[1]
+        self.out_features = weight.shape[0] // 2 if is_gated else weight.shape[0]
         self.bias = bias
-        # Not a buffer: the packed layout is opaque and belongs to this machine, never to a state dict.
+        self._kernels = arena.kernels
+        # Not a buffer: this order belongs to this machine, never to a state dict.
+        self._packed = self._kernels.pack(weight, arena.take(weight), is_gated=is_gated)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows [..., in] to [..., out]; a gated layer gives silu(gate) * up."""
+        rows = x if x.ndim == 2 and x.stride(1) == 1 else x.reshape(-1, self.in_features).contiguous()
+        out = self._kernels.matmul(rows, self._packed, self.bias)
+        return out if x.ndim == 2 else out.view(*x.shape[:-1], self.out_features)
+
+
+class OneDnnLinear(nn.Module):
+    """The same by oneDNN, for float32 and for CPUs that do not multiply bfloat16."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.bias = bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROW_HINT)
         self._matmul = torch.ops.mkldnn._linear_pointwise.default
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows [..., in] to [..., out]."""
-        out: Tensor = self._matmul(x, self._packed, self.bias, "none", [], "")
-        return out
+        # A single float32 row takes another path with other roundings: give it company.
+        is_lonely = x.ndim == 2 and x.shape[0] == 1 and x.dtype == torch.float32
+        rows = x.expand(2, -1).contiguous() if is_lonely else x
+        out: Tensor = self._matmul(rows, self._packed, self.bias, "none", [], "")
+        return out[:1] if is_lonely else out
 
 
-def can_pack(weight: Tensor) -> bool:
-    """Whether this torch build and device can pack such a weight."""
-    if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float32):
-        return False
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
-        return False
-    is_bf16 = weight.dtype == torch.bfloat16
-    return not is_bf16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+class WeightArena:
+    """Memory on huge pages from which packed weights are cut, so that they lie behind one another."""
+
+    def __init__(self, kernels: NativeKernels) -> None:
+        self.kernels = kernels
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, weight: Tensor) -> Tensor:
+        """Bytes for this weight once packed."""
+        size = self.kernels.packed_bytes(weight)
+        if size > self._chunk.numel():
+            self._chunk = self.kernels.allocate(max(size, _CHUNK_BYTES))
+        taken, self._chunk = self._chunk[:size], self._chunk[size:]
+        return taken
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Module:
-    """A packed linear layer where possible, else a stock one over the same weight."""
+def open_arena(cache_dir: Path | None = None) -> WeightArena | None:
+    """An arena for weights of our own matmul kernel; None where this CPU has no use for it."""
+    kernels = load_kernels(cache_dir)
+    return WeightArena(kernels) if kernels is not None and kernels.has_matmul else None
+
+
+def make_linear(weight: Tensor, bias: Tensor | None = None, *, arena: WeightArena | None = None) -> nn.Module:
+    """The fastest linear layer this machine has for the weight; a stock one where it can pack nothing."""
+    weight = weight.detach()
+    if arena is not None and arena.kernels.can_multiply(weight):
+        return PackedLinear(weight, bias, arena=arena)
     if can_pack(weight):
-        return PackedLinear(weight, bias)
+        return OneDnnLinear(weight, bias)
     with torch.device("meta"):
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
-        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
+        linear.bias = nn.Parameter(bias, requires_grad=False)
     return linear
 
 
-def fuse_linears(*linears: nn.Linear) -> nn.Module:
-    """One linear layer whose output is theirs, concatenated: one matmul instead of several over the same input."""
+def fuse_linears(*linears: nn.Linear, arena: WeightArena | None = None) -> nn.Module:
+    """One linear layer whose output is theirs, concatenated: one matmul over the input they share."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     assert len(biases) in (0, len(linears)), "all or none of the fused layers have a bias"
-    return make_linear(weight, torch.cat(biases) if biases else None)
+    return make_linear(weight, torch.cat(biases) if biases else None, arena=arena)
 
 
-def pack_linears(module: nn.Module) -> None:
+def can_pack(weight: Tensor) -> bool:
+    """Whether this torch build and device can pack such a weight for oneDNN."""
+    if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float32):
+        return False
+    # The operators exist only where torch was built with oneDNN.
+    names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    if not all(hasattr(torch.ops.mkldnn, name) for name in names):
+        return False
+    return weight.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def pack_linears(module: nn.Module, *, cache_dir: Path | None = None) -> None:
     """Replace every `nn.Linear` below `module` by a packed one, where this machine can pack it.
 
     The module is for inference afterwards: its packed weights take no gradient and are in no state dict.
+
+    Args:
+        module: changed in place.
+        cache_dir: where built kernels are kept.
     """
+    _pack_children(module, open_arena(cache_dir))
+
+
+def _pack_children(module: nn.Module, arena: WeightArena | None) -> None:
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
-            if can_pack(child.weight):
-                setattr(
-                    module,
-                    name,
-                    PackedLinear(child.weight, None if child.bias is None else child.bias.detach()),
-                )
+            bias = None if child.bias is None else child.bias.detach()
+            setattr(module, name, make_linear(child.weight, bias, arena=arena))
         else:
-            pack_linears(child)
+            _pack_children(child, arena)

@@ -36,7 +36,12 @@ class LoadedTarget:
 
 
 def load_target(
-    path: Path, *, dtype: torch.dtype, target_layer_ids: Sequence[int] = (), use_kernels: bool = True
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    target_layer_ids: Sequence[int] = (),
+    use_kernels: bool = True,
+    cache_dir: Path | None = None,
 ) -> LoadedTarget:
     """Load the model of a Hugging Face directory.
 
@@ -45,6 +50,7 @@ def load_target(
         dtype: of the weights, the KV cache and the computation.
         target_layer_ids: decoder layers whose outputs are tapped.
         use_kernels: whether the CPU kernels may be used; off for comparisons.
+        cache_dir: where built kernels are kept.
 
     Raises:
         ConfigurationError: the directory cannot be read.
@@ -53,10 +59,10 @@ def load_target(
     model = _read_model(path, dtype)
     _check_config(model.config, path, target_layer_ids)
     forward: TargetForward
-    if use_kernels and is_lean(model, dtype):
-        forward = LeanForward(model, target_layer_ids)
+    if use_kernels and is_lean(model, dtype, cache_dir):
+        forward = LeanForward(model, target_layer_ids, cache_dir=cache_dir)
     else:
-        forward = StockForward(model, target_layer_ids)
+        forward = StockForward(model, target_layer_ids, use_kernels=use_kernels, cache_dir=cache_dir)
     return LoadedTarget(path.name, model.config, forward, dtype, _eos_token_ids(path, model.config))
 
 

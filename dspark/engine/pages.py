@@ -55,6 +55,9 @@ class PagePool:
             dtype=dtype, device=self.keys[0].device, head_dim=head_dim, page_size=page_size
         )
         self.kernels = load_kernels(cache_dir) if use_kernels and can_use else None
+        if self.kernels is not None:
+            for tensor in (*self.keys, *self.values):
+                self.kernels.advise_huge(tensor)
         self._free = list(range(num_pages - 1, -1, -1))
 
     @property

@@ -155,7 +155,7 @@ class TargetEngine:
         """
         cache = cache_dir or default_cache_dir()
         number = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-        target = load_target(path, dtype=number, target_layer_ids=target_layer_ids)
+        target = load_target(path, dtype=number, target_layer_ids=target_layer_ids, cache_dir=cache)
         pool = make_pool(target, pool_tokens, cache)
         return cls(target, pool, has_taps=bool(target_layer_ids))
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <vector>
 
@@ -13,9 +14,8 @@
 namespace dspark {
 
 constexpr int kPage = 16;       // keys per page, one vector of scores
-constexpr int kTileRows = 16;   // query rows (token x head of one KV head) that share loaded keys
-constexpr int kGroup = 8;       // query rows whose sums stay in registers
 constexpr int kMaxHeadDim = 256;
+constexpr int kAhead = 3;       // pages stand anywhere in memory, so no hardware prefetcher finds the next one
 
 struct AttentionArgs {
   const void* query;   // row t at query + t * query_stride: [Hq, D]
@@ -96,9 +96,10 @@ inline void write_row(const AttentionArgs& a, int64_t row, int kv_head) {
 
 // scores[r] = query r . keys of one page; even and odd dimensions in two chains.
 template <class T, int R>
-inline void score_rows(const float* query, const T* keys, int D, FloatVec* scores) {
+inline void score_rows(const float* query, const T* keys, const T* ahead, int D, FloatVec* scores) {
   FloatVec even[R] = {}, odd[R] = {};
   for (int d = 0; d < D; d += 2) {
+    __builtin_prefetch(ahead + d * kPage);
     FloatVec k0 = load(keys + d * kPage), k1 = load(keys + (d + 1) * kPage);
     for (int r = 0; r < R; r++) {
       even[r] += query[r * D + d] * k0;
@@ -108,118 +109,118 @@ inline void score_rows(const float* query, const T* keys, int D, FloatVec* score
   for (int r = 0; r < R; r++) scores[r] = even[r] + odd[r];
 }
 
-// out[r] = out[r] * rescale[r] + sum over the first num_keys values of weight * value.
+// out[r] += sum over the first num_keys values of weight * value; rows of weights are `stride` apart.
 template <class T, int R>
-inline void mix_rows(const float* weights, const float* rescale, const T* values, int D, int num_keys, float* out) {
+inline void mix_rows(const float* weights, int64_t stride, const T* values, const T* ahead, int D, int num_keys,
+                     float* out) {
   for (int d = 0; d < D; d += kLanes) {
     FloatVec sum[R];
-    for (int r = 0; r < R; r++) sum[r] = load(out + r * D + d) * rescale[r];
+    for (int r = 0; r < R; r++) sum[r] = load(out + r * D + d);
     for (int j = 0; j < num_keys; j++) {
+      __builtin_prefetch(ahead + j * D + d);
       FloatVec v = load(values + j * D + d);
-      for (int r = 0; r < R; r++) sum[r] += weights[r * kPage + j] * v;
+      for (int r = 0; r < R; r++) sum[r] += weights[r * stride + j] * v;
     }
     for (int r = 0; r < R; r++) store(out + r * D + d, sum[r]);
   }
 }
 
-template <class T>
-using ScoreFn = void (*)(const float*, const T*, int, FloatVec*);
-template <class T>
-using MixFn = void (*)(const float*, const float*, const T*, int, int, float*);
-
-template <class T>
-inline ScoreFn<T> score_fn(int rows) {
-  static constexpr ScoreFn<T> table[kGroup] = {score_rows<T, 1>, score_rows<T, 2>, score_rows<T, 3>,
-                                               score_rows<T, 4>, score_rows<T, 5>, score_rows<T, 6>,
-                                               score_rows<T, 7>, score_rows<T, 8>};
-  return table[rows - 1];
-}
-
-template <class T>
-inline MixFn<T> mix_fn(int rows) {
-  static constexpr MixFn<T> table[kGroup] = {mix_rows<T, 1>, mix_rows<T, 2>, mix_rows<T, 3>, mix_rows<T, 4>,
-                                             mix_rows<T, 5>, mix_rows<T, 6>, mix_rows<T, 7>, mix_rows<T, 8>};
-  return table[rows - 1];
-}
-
-// Online softmax state of the rows of one tile.
-struct TileState {
-  alignas(64) float query[kTileRows * kMaxHeadDim];
-  alignas(64) float out[kTileRows * kMaxHeadDim];
-  alignas(64) float weights[kTileRows * kPage];
-  FloatVec weight_sum[kTileRows];
-  FloatVec scores[kTileRows];
-  float peak[kTileRows];
-  float rescale[kTileRows];
-  int32_t kv_len[kTileRows];
+// Scratch of one thread for the rows of one group: scores of all keys, then their weights.
+struct GroupState {
+  alignas(64) float query[kGroup * kMaxHeadDim];
+  alignas(64) float out[kGroup * kMaxHeadDim];
+  int32_t kv_len[kGroup];
+  int64_t row[kGroup];
+  int32_t head[kGroup];
+  int rows, longest, shortest;
+  int64_t stride;  // floats from one row of weights to the next
+  std::vector<float> weights;
 };
 
-// Weights of one row for the keys of one page; keys at or beyond num_keys get none, whatever their score.
-inline void weigh_row(TileState& s, int r, int num_keys, float scale) {
+// Scores to softmax weights, left unnormalised; returns 1 / their sum. Keys at or beyond kv_len get none.
+inline float weigh_row(float* scores, int kv_len, float scale) {
   const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  IntVec is_key = lane < num_keys;
-  FloatVec scores = select(is_key, s.scores[r] * scale, splat(-INFINITY));
-  float peak = std::max(s.peak[r], max_lanes(scores));
-  // While no key has a finite score there is nothing to rescale (and inf - inf would be NaN).
-  bool is_raised = peak > s.peak[r];
-  s.rescale[r] = is_raised ? exp_lanes(splat(s.peak[r] - peak))[0] : 1.0f;
-  s.peak[r] = peak;
-  FloatVec weights = select(is_key, exp_lanes(scores - peak), FloatVec{});
-  s.weight_sum[r] = s.weight_sum[r] * s.rescale[r] + weights;
-  store(s.weights + r * kPage, weights);
+  FloatVec peaks = splat(-INFINITY);
+  for (int j = 0; j < kv_len; j += kLanes) {
+    FloatVec scaled = select(lane < kv_len - j, load(scores + j) * scale, splat(-INFINITY));
+    store(scores + j, scaled);
+    peaks = larger(scaled, peaks);
+  }
+  const float peak = max_lanes(peaks);
+  FloatVec sum = {};
+  for (int j = 0; j < kv_len; j += kLanes) {
+    FloatVec weights = exp_lanes(load(scores + j) - peak);
+    store(scores + j, weights);
+    sum += weights;
+  }
+  return 1.0f / sum_lanes(sum);
 }
 
 template <class T>
-inline void attend_page(TileState& s, const T* keys, const T* values, int rows, int page_start, int D, float scale) {
-  for (int g = 0; g < rows; g += kGroup) {
-    int n = std::min(kGroup, rows - g);
-    int least = kPage, most = 0;
-    for (int r = g; r < g + n; r++) {
-      int seen = std::clamp(s.kv_len[r] - page_start, 0, kPage);
-      least = std::min(least, seen);
-      most = std::max(most, seen);
-    }
-    if (most == 0) continue;
-    score_fn<T>(n)(s.query + g * D, keys, D, s.scores + g);
-    for (int r = g; r < g + n; r++) {
-      int seen = std::clamp(s.kv_len[r] - page_start, 0, kPage);
-      if (seen > 0) weigh_row(s, r, seen, scale);
-      // Rows that see different parts of a page are mixed one by one: a weight of 0 would not stop a NaN.
-      if (least != most && seen > 0)
-        mix_rows<T, 1>(s.weights + r * kPage, s.rescale + r, values, D, seen, s.out + r * D);
-    }
-    if (least == most)
-      mix_fn<T>(n)(s.weights + g * kPage, s.rescale + g, values, D, most, s.out + g * D);
+inline const T* page_of(const AttentionArgs& a, const void* pages, int64_t page, int kv_head) {
+  return (const T*)pages + (page * a.num_kv_heads + kv_head) * a.head_dim * kPage;
+}
+
+template <class T>
+inline void score_group(const AttentionArgs& a, const int32_t* pages, int kv_head, GroupState& s) {
+  const int D = a.head_dim, last = (s.longest - 1) / kPage;
+  for (int start = 0; start < s.longest; start += kPage) {
+    const T* keys = page_of<T>(a, a.key_pages, pages[start / kPage], kv_head);
+    const T* ahead = page_of<T>(a, a.key_pages, pages[std::min(start / kPage + kAhead, last)], kv_head);
+    with_rows(s.rows, [&](auto rows) {
+      FloatVec scores[rows];
+      score_rows<T, rows>(s.query, keys, ahead, D, scores);
+      for (int r = 0; r < rows; r++) store(s.weights.data() + r * s.stride + start, scores[r]);
+    });
   }
 }
 
 template <class T>
-inline void attend_tile(const AttentionArgs& a, const Tile& tile) {
-  const int D = a.head_dim, group = a.num_heads / a.num_kv_heads, rows = tile.end - tile.begin;
-  TileState s;
-  int longest = 0;
-  for (int r = 0; r < rows; r++) {
-    int64_t row = tile.first_row + (tile.begin + r) / group;
-    int head = tile.kv_head * group + (tile.begin + r) % group;
-    const T* query = (const T*)a.query + row * a.query_stride + head * D;
+inline void mix_group(const AttentionArgs& a, const int32_t* pages, int kv_head, GroupState& s) {
+  const int D = a.head_dim, last = (s.longest - 1) / kPage;
+  for (int start = 0; start < s.longest; start += kPage) {
+    const T* values = page_of<T>(a, a.value_pages, pages[start / kPage], kv_head);
+    const T* ahead = page_of<T>(a, a.value_pages, pages[std::min(start / kPage + kAhead, last)], kv_head);
+    const float* weights = s.weights.data() + start;
+    if (start + kPage <= s.shortest || s.longest == s.shortest) {
+      const int num_keys = std::min(kPage, s.longest - start);
+      with_rows(s.rows, [&](auto rows) { mix_rows<T, rows>(weights, s.stride, values, ahead, D, num_keys, s.out); });
+      continue;
+    }
+    // Rows that see different parts of a page are mixed one by one: a weight of 0 would not stop a NaN.
+    for (int r = 0; r < s.rows; r++)
+      mix_rows<T, 1>(weights + r * s.stride, s.stride, values, ahead, D, std::clamp(s.kv_len[r] - start, 0, kPage),
+                     s.out + r * D);
+  }
+}
+
+template <class T>
+inline void attend_group(const AttentionArgs& a, const Tile& tile, GroupState& s) {
+  const int D = a.head_dim, group = a.num_heads / a.num_kv_heads;
+  s.rows = tile.end - tile.begin;
+  s.longest = 0;
+  s.shortest = INT_MAX;
+  for (int r = 0; r < s.rows; r++) {
+    const int64_t row = s.row[r] = tile.first_row + (tile.begin + r) / group;
+    s.head[r] = tile.kv_head * group + (tile.begin + r) % group;
+    const T* query = (const T*)a.query + row * a.query_stride + s.head[r] * D;
     load_head<T>(a, query, (const T*)a.query_norm, row, s.query + r * D);
-    s.peak[r] = -INFINITY;
-    s.weight_sum[r] = FloatVec{};
     s.kv_len[r] = a.kv_lens[row];
-    longest = std::max(longest, s.kv_len[r]);
+    s.longest = std::max(s.longest, s.kv_len[r]);
+    s.shortest = std::min(s.shortest, s.kv_len[r]);
   }
-  std::memset(s.out, 0, rows * D * sizeof(float));
+  s.stride = (s.longest + kPage - 1) / kPage * kPage;
+  if ((int64_t)s.weights.size() < s.rows * s.stride) s.weights.resize(kGroup * s.stride);
+  std::memset(s.out, 0, s.rows * D * sizeof(float));
   const int32_t* pages = a.page_table + a.row_request[tile.first_row] * a.table_width;
-  for (int start = 0; start < longest; start += kPage) {
-    int64_t base = ((int64_t)pages[start / kPage] * a.num_kv_heads + tile.kv_head) * D * kPage;
-    attend_page<T>(s, (const T*)a.key_pages + base, (const T*)a.value_pages + base, rows, start, D, a.scale);
-  }
-  for (int r = 0; r < rows; r++) {
-    int64_t row = tile.first_row + (tile.begin + r) / group;
-    int head = tile.kv_head * group + (tile.begin + r) % group;
-    float inverse = s.kv_len[r] > 0 ? 1.0f / sum_lanes(s.weight_sum[r]) : 0.0f;
-    T* out = (T*)a.out + (row * a.num_heads + head) * D;
-    for (int d = 0; d < D; d += kLanes) store(out + d, load(s.out + r * D + d) * inverse);
+  score_group<T>(a, pages, tile.kv_head, s);
+  float inverse[kGroup];
+  for (int r = 0; r < s.rows; r++)
+    inverse[r] = s.kv_len[r] > 0 ? weigh_row(s.weights.data() + r * s.stride, s.kv_len[r], a.scale) : 0.0f;
+  mix_group<T>(a, pages, tile.kv_head, s);
+  for (int r = 0; r < s.rows; r++) {
+    T* out = (T*)a.out + (s.row[r] * a.num_heads + s.head[r]) * D;
+    for (int d = 0; d < D; d += kLanes) store(out + d, load(s.out + r * D + d) * inverse[r]);
   }
 }
 
@@ -229,9 +230,9 @@ inline std::vector<Tile> make_tiles(const AttentionArgs& a) {
   for (int32_t first = 0, last; first < a.num_rows; first = last) {
     for (last = first + 1; last < a.num_rows && a.row_request[last] == a.row_request[first];) last++;
     const int32_t rows = (last - first) * group;
-    for (int32_t begin = 0; begin < rows; begin += kTileRows)
+    for (int32_t begin = 0; begin < rows; begin += kGroup)
       for (int32_t head = 0; head < a.num_kv_heads; head++)
-        tiles.push_back({first, head, begin, std::min(begin + kTileRows, rows)});
+        tiles.push_back({first, head, begin, std::min(begin + kGroup, rows)});
   }
   // The last rows see the most keys: start with them so that no thread is left with a long one.
   std::reverse(tiles.begin(), tiles.end());
@@ -247,8 +248,9 @@ inline void attend(const AttentionArgs& a) {
 #pragma omp for schedule(static) collapse(2)
     for (int64_t row = 0; row < a.num_rows; row++)
       for (int head = 0; head < a.num_kv_heads; head++) write_row<T>(a, row, head);
+    GroupState state;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_tiles; i++) attend_tile<T>(a, tiles[i]);
+    for (int64_t i = 0; i < num_tiles; i++) attend_group<T>(a, tiles[i], state);
   }
 }
 

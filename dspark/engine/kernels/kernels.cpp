@@ -1,6 +1,9 @@
 // The C ABI of the kernels: dtype 0 is float, 1 is bfloat16. Arguments are checked by the caller.
 #include "attention.h"
 #include "layers.h"
+#include "matmul.h"
+
+#include <sys/mman.h>
 
 using namespace dspark;
 
@@ -16,6 +19,22 @@ void dspark_add_norm(int dtype, const NormArgs* args) {
 
 void dspark_silu_mul(int dtype, const GateArgs* args) {
   dtype ? silu_mul<BFloat16>(*args) : silu_mul<float>(*args);
+}
+
+// Whether matmul works on this machine; asks the kernel for AMX, so call it once before.
+int dspark_can_matmul() { return can_matmul(); }
+
+void dspark_pack_weight(const PackArgs* args) { pack_weight(*args); }
+
+void dspark_matmul(const MatmulArgs* args) { matmul(*args); }
+
+// Ask for huge pages: streaming weights over small ones loses a quarter of the memory bandwidth.
+void dspark_advise_huge(void* start, size_t size) {
+  const uintptr_t huge = 2 << 20, begin = ((uintptr_t)start + huge - 1) / huge * huge;
+  const uintptr_t end = ((uintptr_t)start + size) / huge * huge;
+#ifdef MADV_HUGEPAGE
+  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 }  // extern "C"

@@ -16,6 +16,9 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _LANES = 16
 _MAX_HEAD_DIM = 256
 _PAGE_SIZE = 16
+_BLOCK_INPUTS = 32
+_BLOCK_OUTPUTS = 32
+_HUGE_PAGE = 2 << 20
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -49,6 +52,36 @@ class _GateArgs(ctypes.Structure):
     )
 
 
+class _MatmulArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "packed", "bias", "out")),
+        *((name, _int64) for name in ("x_stride", "num_rows")),
+        *((name, _int32) for name in ("in_features", "out_features", "num_threads", "is_gated")),
+    )
+
+
+class _PackArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("weight", "packed")),
+        *((name, _int32) for name in ("in_features", "out_features", "is_gated")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A bfloat16 weight in the order the matmul kernel reads it.
+
+    Attributes:
+        words: where it lies, a flat view of the memory that holds it.
+        is_gated: it holds gates and ups, interleaved; the product is silu(gate) * up.
+    """
+
+    words: Tensor
+    in_features: int
+    out_features: int
+    is_gated: bool
+
+
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
     """What happens to query and key heads before attention: norm over head_dim (Qwen3) and rotation.
@@ -77,15 +110,81 @@ class NativeKernels:
         self._attend = handle.dspark_attend
         self._add_norm = handle.dspark_add_norm
         self._silu_mul = handle.dspark_silu_mul
+        self._matmul = handle.dspark_matmul
+        self._pack_weight = handle.dspark_pack_weight
+        self._advise_huge = handle.dspark_advise_huge
         for function in (self._attend, self._add_norm, self._silu_mul):
             function.argtypes = (ctypes.c_int, _pointer)
             function.restype = None
+        for function in (self._matmul, self._pack_weight):
+            function.argtypes = (_pointer,)
+            function.restype = None
+        self._advise_huge.argtypes = (_pointer, ctypes.c_size_t)
+        self._advise_huge.restype = None
+        # whether the CPU multiplies bfloat16 by itself (AMX or AVX512-BF16)
+        self.has_matmul = bool(handle.dspark_can_matmul())
 
     @staticmethod
     def supports(*, dtype: torch.dtype, device: torch.device, head_dim: int, page_size: int) -> bool:
         """Whether attention over such pages can be computed here; otherwise the torch path is used."""
         is_shape = head_dim % _LANES == 0 and head_dim <= _MAX_HEAD_DIM and page_size == _PAGE_SIZE
         return is_shape and dtype in _DTYPES and device.type == "cpu"
+
+    def can_multiply(self, weight: Tensor) -> bool:
+        """Whether `matmul` works for this weight [N, K]."""
+        is_kind = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+        return self.has_matmul and is_kind and weight.shape[1] % _BLOCK_INPUTS == 0
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """Uninitialised memory on huge pages, as bytes, aligned to 64."""
+        memory = torch.empty(num_bytes + _HUGE_PAGE, dtype=torch.uint8)
+        self._advise_huge(memory.data_ptr(), memory.numel())
+        skip = -memory.data_ptr() % (_HUGE_PAGE if num_bytes >= _HUGE_PAGE else 64)
+        return memory[skip : skip + num_bytes]
+
+    def advise_huge(self, tensor: Tensor) -> None:
+        """Ask for huge pages under a large tensor that was not written yet."""
+        self._advise_huge(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+    @staticmethod
+    def packed_bytes(weight: Tensor) -> int:
+        """Size of this weight [N, K] once packed."""
+        num_rows, width = weight.shape
+        return -(-num_rows // _BLOCK_OUTPUTS) * _BLOCK_OUTPUTS * width * weight.element_size()
+
+    def pack(self, weight: Tensor, memory: Tensor, *, is_gated: bool = False) -> PackedWeight:
+        """Pack a bfloat16 weight [N, K] into `memory` of `packed_bytes`.
+
+        With `is_gated` its first half are gates and its second half the ups that belong to them.
+        """
+        assert self.can_multiply(weight), f"{weight.dtype} {tuple(weight.shape)}"
+        assert memory.numel() == self.packed_bytes(weight), f"{memory.numel()} bytes"
+        num_rows, width = weight.shape
+        assert not is_gated or num_rows % _BLOCK_OUTPUTS == 0, f"{num_rows} gates and ups"
+        weight = weight.contiguous()
+        args = _PackArgs(weight.data_ptr(), memory.data_ptr(), width, num_rows, is_gated)
+        self._pack_weight(ctypes.byref(args))
+        return PackedWeight(memory, width, num_rows, is_gated)
+
+    def matmul(self, x: Tensor, packed: PackedWeight, bias: Tensor | None = None) -> Tensor:
+        """Rows [T, K] times the weight, [T, N]; a gated weight gives silu(gate) * up, [T, N / 2]."""
+        num_rows = x.shape[0]
+        width = packed.out_features // 2 if packed.is_gated else packed.out_features
+        out = torch.empty((num_rows, width), dtype=torch.bfloat16)
+        args = _MatmulArgs(
+            x.data_ptr(),
+            packed.words.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x.stride(0),
+            num_rows,
+            packed.in_features,
+            packed.out_features,
+            torch.get_num_threads(),
+            packed.is_gated,
+        )
+        self._matmul(ctypes.byref(args))
+        return out
 
     def attend(
         self,

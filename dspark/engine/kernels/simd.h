@@ -4,10 +4,15 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace dspark {
 
 constexpr int kLanes = 16;
+constexpr int kGroup = 8;  // rows whose sums stay in registers while they share loaded data
 
 typedef float FloatVec __attribute__((vector_size(64)));
 typedef int32_t IntVec __attribute__((vector_size(64)));
@@ -27,24 +32,29 @@ inline FloatVec load(const float* p) {
 }
 
 inline FloatVec load(const BFloat16* p) {
+#if defined(__AVX512F__)
+  // One load that widens; the portable form below is split into four by the compiler.
+  return (FloatVec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#else
   HalfVec half;
   std::memcpy(&half, p, sizeof half);
-  WordVec word = __builtin_convertvector(half, WordVec) << 16;
-  FloatVec v;
-  std::memcpy(&v, &word, sizeof v);
-  return v;
+  return (FloatVec)(__builtin_convertvector(half, WordVec) << 16);
+#endif
 }
 
 inline void store(float* p, FloatVec v) { std::memcpy(p, &v, sizeof v); }
 
 // Round to nearest even; NaN stays NaN.
 inline HalfVec to_half(FloatVec v) {
-  WordVec word;
-  std::memcpy(&word, &v, sizeof word);
+  WordVec word = (WordVec)v;
   WordVec rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
   WordVec is_nan = (WordVec)(v != v);
   rounded = (is_nan & 0x7fc0u) | (~is_nan & rounded);
+#if defined(__AVX512F__)
+  return (HalfVec)_mm512_cvtepi32_epi16((__m512i)rounded);
+#else
   return __builtin_convertvector(rounded, HalfVec);
+#endif
 }
 
 inline void store(BFloat16* p, FloatVec v) {
@@ -63,27 +73,27 @@ inline FloatVec round_as<float>(FloatVec v) {
 
 template <>
 inline FloatVec round_as<BFloat16>(FloatVec v) {
-  WordVec word = __builtin_convertvector(to_half(v), WordVec) << 16;
-  FloatVec rounded;
-  std::memcpy(&rounded, &word, sizeof rounded);
-  return rounded;
+  BFloat16 rounded[kLanes];
+  store(rounded, v);
+  return load(rounded);
 }
 
 // Lane sums and maxima in one fixed tree.
+inline FloatVec turn_lanes(FloatVec v, int by) {
+  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return __builtin_shuffle(v, lane ^ by);
+}
+
+inline FloatVec larger(FloatVec a, FloatVec b) { return a > b ? a : b; }
+
 inline float sum_lanes(FloatVec v) {
-  float x[kLanes];
-  store(x, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) x[i] += x[i + width];
-  return x[0];
+  for (int by = kLanes / 2; by > 0; by /= 2) v += turn_lanes(v, by);
+  return v[0];
 }
 
 inline float max_lanes(FloatVec v) {
-  float x[kLanes];
-  store(x, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
-  return x[0];
+  for (int by = kLanes / 2; by > 0; by /= 2) v = larger(v, turn_lanes(v, by));
+  return v[0];
 }
 
 inline FloatVec select(IntVec mask, FloatVec yes, FloatVec no) { return mask ? yes : no; }
@@ -106,10 +116,23 @@ inline FloatVec exp_lanes(FloatVec x) {
   poly = poly * r + 5.0000001201e-1f;
   FloatVec result = poly * (r * r) + r + 1.0f;
   IntVec exponent = __builtin_convertvector(n, IntVec) + 127;
-  WordVec bits = (WordVec)exponent << 23;
-  FloatVec power;
-  std::memcpy(&power, &bits, sizeof power);
+  FloatVec power = (FloatVec)((WordVec)exponent << 23);
   return select(is_low, FloatVec{}, result * power);
+}
+
+// Calls f with the compile-time constant that equals `rows`, so that R sums can stay in registers.
+template <class F>
+inline void with_rows(int rows, F&& f) {
+  switch (rows) {
+    case 1: return f(std::integral_constant<int, 1>());
+    case 2: return f(std::integral_constant<int, 2>());
+    case 3: return f(std::integral_constant<int, 3>());
+    case 4: return f(std::integral_constant<int, 4>());
+    case 5: return f(std::integral_constant<int, 5>());
+    case 6: return f(std::integral_constant<int, 6>());
+    case 7: return f(std::integral_constant<int, 7>());
+    default: return f(std::integral_constant<int, kGroup>());
+  }
 }
 
 }  // namespace dspark

@@ -1,0 +1,246 @@
+// x @ weight.T in bfloat16 with float sums, for weights packed once. Bound by reading the weights: what matters is
+// one sequential stream over huge pages, which AMX tiles or AVX512-BF16 then consume as fast as it comes.
+//
+// Exactness: an output element is summed over k in one order, whatever the number of rows or threads.
+#pragma once
+
+#include <vector>
+
+#include "simd.h"
+
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
+#define DSPARK_AMX 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__AVX512BF16__)
+#define DSPARK_DOT 1
+#endif
+
+namespace dspark {
+
+constexpr int kBlockN = 32;            // outputs of one block: two tiles of 16
+constexpr int kTileK = 32;             // inputs of one tile: 16 pairs
+constexpr int kTileSize = 16 * kTileK;  // elements
+constexpr int kTileRows = 16;
+
+struct MatmulArgs {
+  const void* x;       // [T, K], row t at x + t * x_stride
+  const void* packed;  // [N / 32, K / 32, 2, 16 (pair), 16 (output), 2], N padded with zeros
+  const void* bias;    // [N] or null
+  void* out;           // [T, N]; with is_gated [T, N / 2]
+  int64_t x_stride, num_rows;
+  int32_t in_features, out_features, num_threads;
+  int32_t is_gated;  // each block holds 16 gates, then their 16 ups: out = silu(gate) * up
+};
+
+struct PackArgs {
+  const void* weight;  // [N, K]
+  void* packed;
+  int32_t in_features, out_features, is_gated;
+};
+
+// Row of the weight that becomes output n of the packed blocks; -1: padding.
+inline int64_t source_row(const PackArgs& a, int64_t n) {
+  if (a.is_gated) {
+    const int64_t within = n % kBlockN, unit = n / kBlockN * 16 + within % 16, half = a.out_features / 2;
+    return unit < half ? unit + (within >= 16 ? half : 0) : -1;
+  }
+  return n < a.out_features ? n : -1;
+}
+
+inline void pack_weight(const PackArgs& a) {
+  const int64_t K = a.in_features, blocks = (a.out_features + kBlockN - 1) / kBlockN;
+  const BFloat16* weight = (const BFloat16*)a.weight;
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < blocks; block++) {
+    BFloat16* out = (BFloat16*)a.packed + block * kBlockN * K;
+    for (int64_t k = 0; k < K; k++)
+      for (int64_t n = 0; n < kBlockN; n++) {
+        const int64_t row = source_row(a, block * kBlockN + n);
+        const int64_t tile = (k / kTileK * 2 + n / 16) * kTileSize;
+        out[tile + k % kTileK / 2 * 32 + n % 16 * 2 + k % 2] = row < 0 ? BFloat16{0} : weight[row * K + k];
+      }
+  }
+}
+
+// Sums of `rows` rows (at most 16 per tile) and one block, [row][32], to the output.
+inline void finish_block(const MatmulArgs& a, const float* sums, int64_t first_row, int rows, int64_t block) {
+  for (int r = 0; r < rows; r++) {
+    FloatVec low = load(sums + r * kBlockN), high = load(sums + r * kBlockN + 16);
+    if (a.is_gated) {
+      const FloatVec gate = round_as<BFloat16>(low), up = round_as<BFloat16>(high);
+      BFloat16* out = (BFloat16*)a.out + (first_row + r) * (a.out_features / 2) + block * 16;
+      store(out, round_as<BFloat16>(gate / (1.0f + exp_lanes(-gate))) * up);
+      continue;
+    }
+    const int64_t n = block * kBlockN;
+    BFloat16* out = (BFloat16*)a.out + (first_row + r) * a.out_features + n;
+    const BFloat16* bias = a.bias ? (const BFloat16*)a.bias + n : nullptr;
+    if (n + kBlockN <= a.out_features) {
+      store(out, bias ? low + load(bias) : low);
+      store(out + 16, bias ? high + load(bias + 16) : high);
+      continue;
+    }
+    BFloat16 rounded[kBlockN], one_bias[kBlockN] = {};
+    const int left = a.out_features - n;
+    if (bias) std::memcpy(one_bias, bias, left * sizeof(BFloat16));
+    store(rounded, bias ? low + load(one_bias) : low);
+    store(rounded + 16, bias ? high + load(one_bias + 16) : high);
+    std::memcpy(out, rounded, left * sizeof(BFloat16));
+  }
+}
+
+#if DSPARK_AMX
+
+constexpr bool kPadsRows = true;
+constexpr int kStep = 32;  // rows of x a block is multiplied with at once: two tiles
+
+struct TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Linux hands the tile registers to a process that asks.
+inline bool can_matmul() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
+
+inline void prefetch_tiles(const BFloat16* packed) {
+  for (int line = 0; line < 32; line++) __builtin_prefetch((const char*)packed + line * 64, 0, 3);
+}
+
+// [32][32] sums of two row tiles, or [16][32] of one; x rows are `stride` elements apart.
+template <int Tiles>
+inline void multiply_block(const BFloat16* x, int64_t stride, const BFloat16* packed, int64_t K, float* sums) {
+  constexpr int kAheadTiles = 4;
+  _tile_zero(0);
+  _tile_zero(1);
+  if (Tiles == 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t k = 0; k < K; k += kTileK) {
+    prefetch_tiles(packed + kAheadTiles * kTileSize);
+    _tile_loadd(4, x + k, stride * 2);
+    _tile_loadd(6, packed, 64);
+    _tile_loadd(7, packed + kTileSize, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (Tiles == 2) {
+      _tile_loadd(5, x + kTileRows * stride + k, stride * 2);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    packed += 2 * kTileSize;
+  }
+  _tile_stored(0, sums, kBlockN * 4);
+  _tile_stored(1, sums + 16, kBlockN * 4);
+  if (Tiles == 2) {
+    _tile_stored(2, sums + kTileRows * kBlockN, kBlockN * 4);
+    _tile_stored(3, sums + kTileRows * kBlockN + 16, kBlockN * 4);
+  }
+}
+
+inline void multiply(const MatmulArgs& a, const BFloat16* x, int64_t stride, int64_t block) {
+  const int64_t K = a.in_features;
+  const BFloat16* packed = (const BFloat16*)a.packed + block * kBlockN * K;
+  alignas(64) float sums[kStep * kBlockN];
+  for (int64_t row = 0; row < a.num_rows; row += kStep) {
+    const int rows = a.num_rows - row < kStep ? a.num_rows - row : kStep;
+    if (rows > kTileRows)
+      multiply_block<2>(x + row * stride, stride, packed, K, sums);
+    else
+      multiply_block<1>(x + row * stride, stride, packed, K, sums);
+    finish_block(a, sums, row, rows, block);
+  }
+}
+
+inline void begin_thread() {
+  TileConfig config;
+  _tile_loadconfig(&config);
+}
+
+inline void end_thread() { _tile_release(); }
+
+#elif DSPARK_DOT
+
+constexpr bool kPadsRows = false;
+constexpr int kStep = 8;
+
+inline bool can_matmul() { return true; }
+inline void begin_thread() {}
+inline void end_thread() {}
+
+template <int R>
+inline void multiply_block(const BFloat16* x, int64_t stride, const BFloat16* packed, int64_t K, float* sums) {
+  __m512 low[R], high[R];
+  for (int r = 0; r < R; r++) low[r] = high[r] = _mm512_setzero_ps();
+  for (int64_t k = 0; k < K; k += kTileK, packed += 2 * kTileSize)
+    for (int pair = 0; pair < 16; pair++) {
+      const __m512bh w0 = (__m512bh)_mm512_loadu_si512(packed + pair * 32);
+      const __m512bh w1 = (__m512bh)_mm512_loadu_si512(packed + kTileSize + pair * 32);
+      __builtin_prefetch((const char*)packed + 8192 + pair * 64);
+      __builtin_prefetch((const char*)packed + 9216 + pair * 64);
+      for (int r = 0; r < R; r++) {
+        int32_t both;
+        std::memcpy(&both, x + r * stride + k + pair * 2, 4);
+        const __m512bh inputs = (__m512bh)_mm512_set1_epi32(both);
+        low[r] = _mm512_dpbf16_ps(low[r], inputs, w0);
+        high[r] = _mm512_dpbf16_ps(high[r], inputs, w1);
+      }
+    }
+  for (int r = 0; r < R; r++) {
+    _mm512_storeu_ps(sums + r * kBlockN, low[r]);
+    _mm512_storeu_ps(sums + r * kBlockN + 16, high[r]);
+  }
+}
+
+inline void multiply(const MatmulArgs& a, const BFloat16* x, int64_t stride, int64_t block) {
+  const int64_t K = a.in_features;
+  const BFloat16* packed = (const BFloat16*)a.packed + block * kBlockN * K;
+  alignas(64) float sums[kStep * kBlockN];
+  for (int64_t row = 0; row < a.num_rows; row += kStep) {
+    const int rows = a.num_rows - row < kStep ? a.num_rows - row : kStep;
+    with_rows(rows, [&](auto n) { multiply_block<n>(x + row * stride, stride, packed, K, sums); });
+    finish_block(a, sums, row, rows, block);
+  }
+}
+
+#else
+
+constexpr bool kPadsRows = false;
+
+inline bool can_matmul() { return false; }
+inline void begin_thread() {}
+inline void end_thread() {}
+inline void multiply(const MatmulArgs&, const BFloat16*, int64_t, int64_t) {}
+
+#endif
+
+inline void matmul(const MatmulArgs& a) {
+  const int64_t blocks = (a.out_features + kBlockN - 1) / kBlockN, K = a.in_features;
+  // Tiles read whole: the rows are padded with zeros, which nothing is summed with.
+  const int64_t whole = a.num_rows / kTileRows * kTileRows;
+  const BFloat16* x = (const BFloat16*)a.x;
+  int64_t stride = a.x_stride;
+  static thread_local std::vector<BFloat16> padded;
+  if (kPadsRows && whole != a.num_rows) {
+    padded.resize((whole + kTileRows) * K);
+    for (int64_t row = 0; row < whole + kTileRows; row++) {
+      if (row < a.num_rows)
+        std::memcpy(&padded[row * K], x + row * stride, K * sizeof(BFloat16));
+      else
+        std::memset(&padded[row * K], 0, K * sizeof(BFloat16));
+    }
+    x = padded.data();
+    stride = K;
+  }
+#pragma omp parallel num_threads(a.num_threads)
+  {
+    begin_thread();
+#pragma omp for schedule(static)
+    for (int64_t block = 0; block < blocks; block++) multiply(a, x, stride, block);
+    end_thread();
+  }
+}
+
+}  // namespace dspark
