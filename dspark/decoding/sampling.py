@@ -9,12 +9,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dspark.decoding.truncation import truncated_probs
 from dspark.decoding.types import SamplingParams
 
 # Values per block of the two-level searches; sums and maxima of a block are vectorised, scans are not.
 _BLOCK_LEN = 256
-# First guess at how many tokens hold the mass top_p; doubled until they do.
-_FIRST_NUCLEUS_LEN = 64
 
 
 def shaped_probs(
@@ -46,10 +45,7 @@ def shaped_probs_of_rows(
     if any(temperature not in (0.0, 1.0) for temperature in temperatures):
         divisors = torch.tensor([temperature or 1.0 for temperature in temperatures], dtype=torch.float64)
         scaled = scaled / divisors.to(scaled.device)[:, None]
-    probs = torch.softmax(scaled, dim=-1)
-    for row, sampling in zip(probs, samplings, strict=True):
-        _truncate(row, sampling)
-    return probs
+    return truncated_probs(torch.softmax(scaled, dim=-1), samplings)
 
 
 def draw(
@@ -111,44 +107,3 @@ def _first_above(
     for row in np.nonzero(chosen >= ends.shape[1])[0]:
         chosen[row] = np.nonzero(weights[row])[0][-1]
     return chosen
-
-
-def _truncate(probs: Tensor, sampling: SamplingParams) -> None:
-    """Zero what the truncations remove from one row, in place, and renormalise."""
-    is_limited = 0 < sampling.top_k < probs.shape[0]
-    if sampling.temperature == 0.0:
-        _keep_best(probs, 1, probs.max())
-    elif is_limited or sampling.top_p < 1.0 or sampling.min_p > 0.0:
-        if is_limited:
-            best = torch.topk(probs, sampling.top_k).values
-            _keep_best(probs, sampling.top_k, best[-1])
-            probs /= probs.sum()
-        if sampling.top_p < 1.0:
-            _keep_nucleus(probs, sampling.top_p)
-            probs /= probs.sum()
-        if sampling.min_p > 0.0:
-            probs[probs < sampling.min_p * probs.max()] = 0.0
-    else:
-        return
-    probs /= probs.sum()
-
-
-def _keep_nucleus(probs: Tensor, top_p: float) -> None:
-    """Keep the fewest tokens that hold the mass `top_p`; at least one."""
-    length = min(_FIRST_NUCLEUS_LEN, probs.shape[0])
-    while True:
-        best = torch.topk(probs, length).values
-        held = best.cumsum(0)
-        if held[-1] >= top_p or length == probs.shape[0]:
-            break
-        length = min(4 * length, probs.shape[0])
-    count = min(int((held < top_p).sum()) + 1, length)
-    _keep_best(probs, count, best[count - 1])
-
-
-def _keep_best(probs: Tensor, count: int, smallest: Tensor) -> None:
-    """Zero all but the `count` best, of which `smallest` is the last; ties stay in order of their ids."""
-    ties = torch.nonzero(probs == smallest).squeeze(1)
-    num_above = int((probs > smallest).sum())
-    probs[probs < smallest] = 0.0
-    probs[ties[count - num_above :]] = 0.0
