@@ -33,6 +33,11 @@ class ChildLog:
     ) -> None:
         self._file.close()
 
+    def begin(self) -> None:
+        """A new run of the child starts: the last lines of the one before no longer count."""
+        self._tail.clear()
+        self._partial = b""
+
     def feed(self, chunk: bytes) -> list[str]:
         """Take a piece of output; returns the lines it completed."""
         self._write(chunk)

@@ -60,6 +60,7 @@ class ChildProcess:
         Raises:
             OSError: the program cannot be started.
         """
+        log.begin()
         read_fd, write_fd = os.pipe()
         try:
             popen = subprocess.Popen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -62,11 +62,7 @@ class Supervisor:
         Raises:
             ProcessFailedError: one of them cannot be started.
         """
-        ready = asyncio.gather(*(keeper.was_ready.wait() for keeper in self._keepers.values()))
-        try:
-            await self._first_failure_or(ready)
-        finally:
-            ready.cancel()
+        await self._until(self._all_ready())
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Return once `stop` is set.
@@ -74,11 +70,7 @@ class Supervisor:
         Raises:
             ProcessFailedError: an essential process cannot be kept alive.
         """
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            await self._first_failure_or(stopping)
-        finally:
-            stopping.cancel()
+        await self._until(stop.wait())
 
     def pid_of(self, name: str) -> int | None:
         """Process id of the named process, None while it is down."""
@@ -99,9 +91,18 @@ class Supervisor:
         for keeper in self._keepers.values():
             keeper.kill()
 
-    async def _first_failure_or(self, goal: asyncio.Future[Any]) -> None:
-        tasks: set[asyncio.Future[Any]] = {goal, *self._tasks.values()}
-        while not goal.done():
-            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+    async def _all_ready(self) -> None:
+        for keeper in self._keepers.values():
+            await keeper.was_ready.wait()
+
+    async def _until(self, goal: Coroutine[Any, Any, Any]) -> None:
+        """Wait for the goal, or raise what made a keeper end."""
+        reached = asyncio.create_task(goal)
+        tasks = {reached, *self._tasks.values()}
+        try:
+            while not reached.done():
+                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            reached.cancel()

@@ -41,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
         return asyncio.run(_Up(options, runtime, verbose=args.verbose).run())
 
 
+# A step that takes longer says what it does.
+_SILENCE_S = 1.5
+
+
 class _Up:
     """One run of the command."""
 
@@ -85,7 +89,7 @@ class _Up:
         with ChildLog(self._runtime / "target.log", self._echo_for("target")) as log:
             child = ChildProcess.start(spec, log)
             try:
-                code = await child.wait()
+                code = await self._wait_patiently(child)
             finally:
                 child.kill()
             if code != 0 or child.ready_match is None:
@@ -94,6 +98,13 @@ class _Up:
                 raise ProcessFailedError(message, is_configuration=code == CONFIGURATION_EXIT_CODE, tail=tail)
         ConsoleReporter().ready("target", time.monotonic() - started)
         return Path(child.ready_match.group(1))
+
+    async def _wait_patiently(self, child: ChildProcess) -> int:
+        ended = asyncio.create_task(child.wait())
+        await asyncio.wait([ended], timeout=_SILENCE_S)
+        if not ended.done():
+            print(f"  {'target':<10} is being converted, which happens once", flush=True)
+        return await ended
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
