@@ -21,7 +21,11 @@ _PEER = "drafter"
 
 
 class DrafterClient:
-    """Implements `dspark.rounds.interfaces.Drafter` over one channel."""
+    """Implements `dspark.rounds.interfaces.Drafter` over one channel.
+
+    Attributes:
+        info: what the drafter last said about itself; None before it answered.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class DrafterClient:
         close_timeout_s: float = 2.0,
     ) -> None:
         self._stub: DrafterServiceAsyncStub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        self.info: DrafterInfo | None = None
         self._info_timeout_s = info_timeout_s
         self._draft_timeout_s = draft_timeout_s
         self._close_timeout_s = close_timeout_s
@@ -42,7 +47,8 @@ class DrafterClient:
             message = await self._stub.GetDrafterInfo(
                 drafter_pb2.GetDrafterInfoRequest(), timeout=self._info_timeout_s
             )
-        return wire.info_from_pb(message)
+        self.info = info = wire.info_from_pb(message)
+        return info
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock]:
         """Propose blocks; see `Drafter.draft`."""

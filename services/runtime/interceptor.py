@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -16,7 +16,8 @@ from services.runtime.status import details_of, status_of
 _log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
+if TYPE_CHECKING:  # generic in the stubs only
+    Handler = grpc.RpcMethodHandler[Any, Any]
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):

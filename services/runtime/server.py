@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
@@ -20,7 +20,8 @@ from services.runtime.interceptor import StatusInterceptor
 
 _log = logging.getLogger(__name__)
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+if TYPE_CHECKING:  # generic in the stubs only
+    Handler = grpc.RpcMethodHandler[Any, Any]
 
 _ALIVE = ""
 

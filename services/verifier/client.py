@@ -19,7 +19,11 @@ _PEER = "verifier"
 
 
 class VerifierClient:
-    """Implements `dspark.rounds.interfaces.Verifier` over one channel."""
+    """Implements `dspark.rounds.interfaces.Verifier` over one channel.
+
+    Attributes:
+        info: what the verifier last said about itself; None before it answered.
+    """
 
     def __init__(
         self,
@@ -31,6 +35,7 @@ class VerifierClient:
         close_timeout_s: float = 5.0,
     ) -> None:
         self._stub: VerifierServiceAsyncStub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        self.info: VerifierInfo | None = None
         self._info_timeout_s = info_timeout_s
         self._open_timeout_s = open_timeout_s
         self._step_timeout_s = step_timeout_s
@@ -42,7 +47,8 @@ class VerifierClient:
             message = await self._stub.GetVerifierInfo(
                 verifier_pb2.GetVerifierInfoRequest(), timeout=self._info_timeout_s
             )
-        return wire.info_from_pb(message)
+        self.info = info = wire.info_from_pb(message)
+        return info
 
     async def open(self, request: OpenRequest) -> None:
         """Hold a request; see `Verifier.open`."""

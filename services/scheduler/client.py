@@ -1,0 +1,83 @@
+"""The scheduler as others see it: a typed client with a deadline on every call and every silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+import grpc
+
+from dspark.api.v1 import scheduler_pb2, scheduler_pb2_grpc
+from dspark.decoding.types import GenerationRequest, TokenDelta
+from dspark.errors import DeadlineError, ServiceUnavailableError
+from services.runtime.status import translated_errors
+from services.scheduler import wire
+from services.scheduler.info import SchedulerInfo
+
+if TYPE_CHECKING:
+    from dspark.api.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
+
+    _Call = grpc.aio.UnaryStreamCall[scheduler_pb2.GenerateRequest, scheduler_pb2.GenerateResponse]
+
+_PEER = "scheduler"
+
+
+class SchedulerClient:
+    """Generates tokens over one channel."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, *, info_timeout_s: float = 2.0, silence_timeout_s: float = 300.0
+    ) -> None:
+        """Make a client.
+
+        Args:
+            channel: to the scheduler.
+            info_timeout_s: deadline of `get_info`.
+            silence_timeout_s: longest wait for the next tokens of a stream, queueing included.
+        """
+        self._stub: SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        self._info_timeout_s = info_timeout_s
+        self._silence_timeout_s = silence_timeout_s
+
+    async def get_info(self) -> SchedulerInfo:
+        """Describe what is served.
+
+        Raises:
+            ServiceUnavailableError, DeadlineError: the scheduler does not answer.
+        """
+        with translated_errors(_PEER):
+            message = await self._stub.GetSchedulerInfo(
+                scheduler_pb2.GetSchedulerInfoRequest(), timeout=self._info_timeout_s
+            )
+        return wire.info_from_pb(message)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenDelta, None]:
+        """Deltas of the request in order; closing the iterator gives the request up and frees it.
+
+        Raises:
+            InvalidRequestError, OverloadedError: the request was not taken.
+            ServiceUnavailableError, DeadlineError, EngineError: generation cannot go on.
+        """
+        call = self._stub.Generate(wire.request_to_pb(request))
+        try:
+            while True:
+                delta = wire.delta_from_pb(request.request_id, await self._next(call))
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            call.cancel()
+
+    async def _next(self, call: _Call) -> scheduler_pb2.GenerateResponse:
+        try:
+            with translated_errors(_PEER):
+                async with asyncio.timeout(self._silence_timeout_s):
+                    message = await call.read()
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"no tokens came for {self._silence_timeout_s:g} s; send the request again"
+            ) from error
+        if not isinstance(message, scheduler_pb2.GenerateResponse):
+            raise ServiceUnavailableError("the scheduler ended the stream too early; send the request again")
+        return message
