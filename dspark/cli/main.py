@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": "dspark.cli.chat",
     "doctor": "dspark.cli.doctor",
     "train": "dspark.cli.train",
+    "bench": "dspark.cli.bench",
 }
 
 

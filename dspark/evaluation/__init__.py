@@ -1,0 +1,1 @@
+"""Measures speed, losslessness, acceptance and calibration. Never prints, never serves."""

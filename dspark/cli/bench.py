@@ -1,0 +1,17 @@
+"""`dspark bench NAME`: measures, compares within the same run, and judges by its exit code."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# Name -> module with `add_parser(subparsers)`. None of them loads torch before it runs.
+_BENCHES = ("dspark.cli.bench_speed",)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command and its benchmarks."""
+    parser = subparsers.add_parser("bench", help="measure speed, losslessness, overhead", description=__doc__)
+    benches = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
+    for module in _BENCHES:
+        importlib.import_module(module).add_parser(benches)

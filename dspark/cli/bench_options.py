@@ -1,0 +1,105 @@
+"""Options that the measuring commands share, and how they are read."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspark.cli.paths import cache_dir, is_drafter_dir, shipped_drafter_dir
+from dspark.errors import ConfigurationError
+
+# A benchmark that lacks what it is to measure.
+INCOMPLETE_EXIT_CODE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What is measured.
+
+    Attributes:
+        target: a prepared Hugging Face directory.
+        drafter: a drafter directory, or None where there is none.
+    """
+
+    target: Path
+    drafter: Path | None
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Which models."""
+    parser.add_argument("--target", metavar="DIR|GGUF", help="target (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--drafter", metavar="DIR", help="drafter checkpoint (default: the shipped one)")
+    parser.add_argument("--threads", type=positive, help="torch threads (default: torch's own choice)")
+
+
+def add_prompt_options(parser: argparse.ArgumentParser, *, limit: int | None) -> None:
+    """Which prompts."""
+    shown = "all" if limit is None else str(limit)
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="PATH",
+        help="JSON-lines files with `turns`, or directories of them (default: the prompts of dspark)",
+    )
+    parser.add_argument(
+        "--limit", type=positive, default=limit, help=f"most prompts of one file (default: {shown})"
+    )
+
+
+def add_report_option(parser: argparse.ArgumentParser) -> None:
+    """Where the report goes."""
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="report (default: benchmarks/results/NAME.json)"
+    )
+
+
+def positive(text: str) -> int:
+    """An argument that must be a whole number of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def read_models(args: argparse.Namespace) -> Models:
+    """Set the threads, prepare the target, find the drafter.
+
+    Raises:
+        ConfigurationError: a path is wrong.
+    """
+    import torch
+
+    from dspark.models.target import prepare_target
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    return Models(prepare_target(args.target, cache_dir()), _drafter(args))
+
+
+def need_drafter(models: Models) -> Path:
+    """The drafter of a command that cannot do without.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if models.drafter is None:
+        raise ConfigurationError(
+            "there is no drafter for this target; name one with --drafter, or train one with dspark train"
+        )
+    return models.drafter
+
+
+def _drafter(args: argparse.Namespace) -> Path | None:
+    if args.drafter is not None:
+        path = Path(args.drafter).expanduser()
+        if not is_drafter_dir(path):
+            raise ConfigurationError(f"--drafter {path} holds no config.json; name a drafter checkpoint")
+        return path
+    shipped = shipped_drafter_dir()
+    return shipped if args.target is None and is_drafter_dir(shipped) else None

@@ -1,0 +1,237 @@
+"""`dspark bench speed`: plain, DSpark, transformers and its prompt lookup on the same weights and prompts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from dspark.cli.bench_options import (
+    INCOMPLETE_EXIT_CODE,
+    Models,
+    add_model_options,
+    add_prompt_options,
+    add_report_option,
+    positive,
+    read_models,
+)
+from dspark.cli.bench_report import Report, finish, print_table, progress
+from dspark.cli.paths import cache_dir
+from dspark.evaluation.verdict import Check, at_least, at_most
+
+if TYPE_CHECKING:
+    from dspark.evaluation.generation import Engines, TimedRound
+    from dspark.evaluation.speed import Sample, System
+    from dspark.evaluation.stock import StockModel
+    from dspark.evaluation.tasks import TaskPrompt
+
+# Ratios within one run, so that they hold on any machine of this kind.
+LEAST_DSPARK_VS_PLAIN = 1.3
+LEAST_DSPARK_VS_TRANSFORMERS = 2.2
+MOST_PLAIN_VS_RAW_MATMUL = 1.35
+
+_RAW_PASSES = 5
+_TOKENS_PER_STREAM = 2048
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `dspark bench speed`."""
+    parser = subparsers.add_parser("speed", help="tokens per second, side by side", description=__doc__)
+    add_model_options(parser)
+    add_prompt_options(parser, limit=8)
+    parser.add_argument(
+        "--tokens", type=positive, default=128, help="most tokens of an output (default: 128)"
+    )
+    parser.add_argument("--repeats", type=positive, default=3, help="passes over the prompts (default: 3)")
+    parser.add_argument(
+        "--streams", type=positive, default=1, help="prompts decoded side by side (default: 1)"
+    )
+    parser.add_argument(
+        "--policy",
+        choices=("early-stop", "fixed"),
+        default="early-stop",
+        help="how DSpark schedules (default: early-stop)",
+    )
+    add_report_option(parser)
+    parser.set_defaults(run=run)
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What one run yields."""
+
+    dtype: str
+    groups: Sequence[Sequence[TaskPrompt]]
+    samples: list[Sample] = field(default_factory=list)
+    plain_rounds: list[TimedRound] = field(default_factory=list)
+    dspark_rounds: list[TimedRound] = field(default_factory=list)
+    raw_s: list[float] = field(default_factory=list)
+
+    @property
+    def systems(self) -> list[str]:
+        """Names of the systems."""
+        return sorted({sample.system for sample in self.samples})
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, judge."""
+    models = read_models(args)
+    measured = asyncio.run(_measure(args, models))
+    report = _report(args, models, measured)
+    _print_figures(report)
+    code = finish(report, args.json)
+    if models.drafter is None:
+        print("dspark bench speed: there is no drafter, so DSpark was not measured; name one with --drafter")
+        return INCOMPLETE_EXIT_CODE
+    return code
+
+
+async def _measure(args: argparse.Namespace, models: Models) -> _Measured:
+    from dspark.evaluation.generation import EnginePlan, LocalDecoder, load_engines
+    from dspark.evaluation.raw_matmul import RawMatmuls
+    from dspark.evaluation.speed import LoopSystem, in_groups, measure
+    from dspark.evaluation.stock import StockModel
+
+    progress("loading the engines")
+    pool_tokens = args.streams * _TOKENS_PER_STREAM
+    plain = load_engines(EnginePlan(models.target, None, pool_tokens=pool_tokens, cache_dir=cache_dir()))
+    dtype = plain.target.info.dtype
+    groups = in_groups(_prompts(args, models), args.streams)
+    measured = _Measured(dtype, groups)
+    stock = StockModel(models.target, dtype)
+    raw = RawMatmuls(stock.model, cache_dir())
+
+    def time_matmuls(_repeat: int) -> None:
+        measured.raw_s.extend(plain.worker.post(raw.seconds, _RAW_PASSES).result())
+
+    async with AsyncExitStack() as stack:
+        plain_decoder = await stack.enter_async_context(LocalDecoder(plain, policy="off"))
+        systems: list[System] = [LoopSystem("plain", plain_decoder, plain)]
+        if models.drafter is not None:
+            engines = load_engines(
+                EnginePlan(
+                    models.target, models.drafter, dtype=dtype, pool_tokens=pool_tokens, cache_dir=cache_dir()
+                ),
+                plain.worker,
+            )
+            decoder = await stack.enter_async_context(LocalDecoder(engines, policy=args.policy))
+            systems.append(LoopSystem("dspark", decoder, engines))
+            measured.dspark_rounds = decoder.rounds
+        systems.extend(_stock_systems(args, stock, plain))
+        measured.plain_rounds = plain_decoder.rounds
+        progress(f"decoding {sum(map(len, groups))} prompts, {args.repeats} times, by {len(systems)} systems")
+        measured.samples = await measure(
+            systems, groups, max_new_tokens=args.tokens, repeats=args.repeats, after_group=time_matmuls
+        )
+    plain.worker.shutdown()
+    return measured
+
+
+def _prompts(args: argparse.Namespace, models: Models) -> list[TaskPrompt]:
+    from transformers import AutoTokenizer
+
+    from dspark.evaluation.tasks import encode_prompts, read_tasks
+
+    tokenizer = AutoTokenizer.from_pretrained(models.target, local_files_only=True)
+    return encode_prompts(read_tasks(args.prompts, limit=args.limit), tokenizer)
+
+
+def _stock_systems(args: argparse.Namespace, stock: StockModel, plain: Engines) -> list[System]:
+    from dspark.evaluation.speed import LOOKUP_TOKENS, StockSystem
+
+    eos = plain.target.info.eos_token_ids
+    systems: list[System] = [StockSystem("transformers", stock, plain.worker, eos)]
+    if args.streams == 1:  # it takes one prompt at a time
+        systems.append(StockSystem("prompt lookup", stock, plain.worker, eos, prompt_lookup=LOOKUP_TOKENS))
+    return systems
+
+
+def _report(args: argparse.Namespace, models: Models, measured: _Measured) -> Report:
+    import torch
+
+    from dspark.evaluation import speed_figures as figures
+
+    speeds = {name: figures.system_speed(measured.samples, name) for name in measured.systems}
+    overall = {name: speed.overall for name, speed in speeds.items()}
+    ratios = _ratios(overall, figures.plain_step_s(measured.plain_rounds), measured.raw_s)
+    differing = None
+    if models.drafter is not None:
+        differing = figures.differing_prompts(
+            measured.samples, measured.groups, first="plain", second="dspark"
+        )
+    return Report(
+        name="speed",
+        setup={
+            "target": models.target.name,
+            "drafter": models.drafter.name if models.drafter else None,
+            "dtype": measured.dtype,
+            "threads": torch.get_num_threads(),
+            "prompts": sum(map(len, measured.groups)),
+            "tokens": args.tokens,
+            "repeats": args.repeats,
+            "streams": args.streams,
+            "policy": args.policy,
+        },
+        figures={
+            "tokens_per_second": {name: speed.as_dict() for name, speed in speeds.items()},
+            "mean_committed": figures.committed_by_task(measured.samples, measured.groups, system="dspark"),
+            "round_ms": figures.round_times(measured.dspark_rounds),
+            "plain_round_ms": figures.round_times(measured.plain_rounds),
+            "raw_matmul_ms": 1e3 * median(measured.raw_s),
+            "differing_prompts": differing,
+        },
+        ratios=ratios,
+        checks=_checks(ratios, differing),
+    )
+
+
+def _ratios(overall: dict[str, float], plain_step_s: float | None, raw_s: list[float]) -> dict[str, float]:
+    ratios = {
+        f"dspark_vs_{name.replace(' ', '_')}": overall["dspark"] / speed
+        for name, speed in overall.items()
+        if "dspark" in overall and name != "dspark"
+    }
+    if plain_step_s is not None:
+        ratios["plain_vs_raw_matmul"] = plain_step_s / median(raw_s)
+    return ratios
+
+
+def _checks(ratios: dict[str, float], differing: list[str] | None) -> list[Check]:
+    checks = []
+    if "dspark_vs_plain" in ratios:
+        checks.append(at_least("dspark_vs_plain", ratios["dspark_vs_plain"], LEAST_DSPARK_VS_PLAIN))
+        checks.append(
+            at_least("dspark_vs_transformers", ratios["dspark_vs_transformers"], LEAST_DSPARK_VS_TRANSFORMERS)
+        )
+    if "plain_vs_raw_matmul" in ratios:
+        checks.append(at_most("plain_vs_raw_matmul", ratios["plain_vs_raw_matmul"], MOST_PLAIN_VS_RAW_MATMUL))
+    if differing is not None:
+        found = f"differs: {', '.join(differing)}" if differing else "identical"
+        checks.append(Check("text of dspark and plain", found, "identical", not differing))
+    return checks
+
+
+def _print_figures(report: Report) -> None:
+    setup, figures = report.setup, report.figures
+    print(
+        f"{setup['target']}, {setup['dtype']}, {setup['threads']} threads, {setup['prompts']} prompts, "
+        f"up to {setup['tokens']} tokens, greedy, {setup['streams']} at a time"
+    )
+    columns = ("overall", "median", "min", "max")
+    rows = [
+        [name, *(f"{speed[column]:.1f}" for column in columns)]
+        for name, speed in figures["tokens_per_second"].items()
+    ]
+    print_table(["tokens/s", *columns], rows)
+    if figures["mean_committed"]:
+        committed = figures["mean_committed"].items()
+        print_table(["mean committed", ""], [[task, f"{value:.2f}"] for task, value in committed])
+    rounds = {"dspark": figures["round_ms"], "plain": figures["plain_round_ms"]}
+    parts = ("draft", "verify", "other", "round")
+    rows = [[name, *(f"{own[part]:.2f}" for part in parts)] for name, own in rounds.items() if own]
+    print_table(["ms per round", *parts], rows)
+    print(f"  all linear layers, one row: {figures['raw_matmul_ms']:.2f} ms")
