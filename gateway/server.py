@@ -51,6 +51,7 @@ async def serve_until(
     config = uvicorn.Config(
         app,
         log_config=None,
+        log_level="warning",
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=shutdown_grace_s,
