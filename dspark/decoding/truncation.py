@@ -12,6 +12,10 @@ from dspark.decoding.types import SamplingParams
 # First guess at how many tokens hold the mass top_p; grows until they do.
 _FIRST_NUCLEUS_LEN = 64
 _GROWTH = 4
+# Rows at a time: their passes over V then stay within a core's cache.
+_CHUNK_LEN = 8
+# Values per block of the search for the best.
+_BLOCK_LEN = 64
 
 
 def truncated_probs(
@@ -26,11 +30,11 @@ def truncated_probs(
     rows = [row for row, sampling in enumerate(samplings) if _is_active(sampling, probs.shape[1])]
     if not rows:
         return probs
-    if len(rows) == probs.shape[0]:
-        return _truncate(probs, samplings)
-    chosen = torch.tensor(rows, device=probs.device)
     result = probs.clone()
-    result[chosen] = _truncate(probs[chosen], [samplings[row] for row in rows])
+    for start in range(0, len(rows), _CHUNK_LEN):
+        chunk = rows[start : start + _CHUNK_LEN]
+        chosen = torch.tensor(chunk, device=probs.device)
+        result[chosen] = _truncate(probs[chosen], [samplings[row] for row in chunk])
     return result
 
 
@@ -65,26 +69,43 @@ def _cuts(
     probs: Tensor,  # [A, V]
     limits: Tensor,  # [A, 1], at most so many tokens
     top_p: Tensor,  # [A, 1]
+    *,
+    length: int = _FIRST_NUCLEUS_LEN,
 ) -> tuple[Tensor, Tensor]:
-    """How many of the best tokens each row keeps, and the probability of the last of them, [A, 1]."""
+    """How many of the best tokens each row keeps, and the probability of the last of them, [A, 1].
+
+    Looks at the best `length` tokens; rows for which they do not suffice are looked at again.
+    """
     num_tokens = probs.shape[1]
-    is_limited = limits < num_tokens
-    longest = int(torch.where(is_limited, limits, 1).max())
-    length = min(max(longest, _FIRST_NUCLEUS_LEN), num_tokens)
-    while True:
-        best = probs.topk(length, dim=-1).values
-        held = best.cumsum(-1)
-        # The mass that top_p is a share of: what top_k has left.
-        mass = torch.where(is_limited, held.gather(1, limits.clamp(max=length) - 1), 1.0)
-        counts = torch.minimum((held < top_p * mass).sum(-1, keepdim=True) + 1, limits)
-        counts = torch.where(top_p < 1.0, counts, limits)
-        is_settled = (counts <= length) | ((top_p >= 1.0) & ~is_limited)
-        if length == num_tokens or bool(is_settled.all()):
-            break
-        length = min(_GROWTH * length, num_tokens)
-    counts = counts.clamp(max=num_tokens)
-    smallest = best.gather(1, counts.clamp(max=length) - 1)
-    return counts, torch.where(counts == num_tokens, 0.0, smallest)
+    length = min(length, num_tokens)
+    best = _best_values(probs, length)
+    held = best.cumsum(-1)
+    # The mass that top_p is a share of: what top_k has left.
+    mass = torch.where(limits < num_tokens, held.gather(1, limits.clamp(max=length) - 1), 1.0)
+    counts = torch.minimum((held < top_p * mass).sum(-1, keepdim=True) + 1, limits)
+    counts = torch.where(top_p < 1.0, counts, limits)
+    # A row is settled by a limit in view, a nucleus in view, or by keeping everything.
+    is_limit_in_view = (limits <= length) | (limits == num_tokens)
+    is_settled = (is_limit_in_view & (counts <= length)) | (counts == num_tokens)
+    smallest = torch.where(counts == num_tokens, 0.0, best.gather(1, counts.clamp(max=length) - 1))
+    rows = torch.nonzero(~is_settled.squeeze(1)).squeeze(1)
+    if length < num_tokens and len(rows) > 0:
+        counts[rows], smallest[rows] = _cuts(probs[rows], limits[rows], top_p[rows], length=_GROWTH * length)
+    return counts.clamp(max=num_tokens), smallest
+
+
+def _best_values(probs: Tensor, length: int) -> Tensor:
+    """The `length` greatest values of each row, falling, [A, length].
+
+    They lie in the `length` blocks with the greatest maxima, which are few where `length` is small.
+    """
+    num_rows, num_tokens = probs.shape
+    if num_tokens % _BLOCK_LEN or 4 * length * _BLOCK_LEN > num_tokens:
+        return probs.topk(length, dim=-1).values
+    blocks = probs.view(num_rows, -1, _BLOCK_LEN)
+    places = blocks.amax(-1).topk(length, dim=-1, sorted=False).indices
+    inside = blocks.gather(1, places[..., None].expand(-1, -1, _BLOCK_LEN))
+    return inside.view(num_rows, -1).topk(length, dim=-1).values
 
 
 def _kept_best(probs: Tensor, counts: Tensor, smallest: Tensor) -> Tensor:
