@@ -83,12 +83,8 @@ def paged_attention(
         assert transform is None, "only the kernels transform heads"
         write_pages(pool, layer, key, value, layout)
         return attend_pages(pool, layer, query, layout, scale=scale)
-    heads = tuple(
-        t if t.stride(2) == 1 and t.stride(1) == pool.head_dim else t.contiguous()
-        for t in (query, key, value)
-    )
     return pool.kernels.attend(
-        (heads[0], heads[1], heads[2]),
+        (_packed_heads(query), _packed_heads(key), _packed_heads(value)),
         (pool.keys[layer], pool.values[layer]),
         (layout.slots, layout.row_request, layout.page_table, layout.kv_lens),
         scale=scale,
@@ -97,10 +93,20 @@ def paged_attention(
 
 
 def write_pages(pool: PagePool, layer: int, key: Tensor, value: Tensor, layout: RaggedLayout) -> None:
-    """Put keys and values [T, Hkv, D] into their slots with torch."""
+    """Put keys and values [T, Hkv, D] into their slots."""
+    if pool.kernels is not None:
+        pages = (pool.keys[layer], pool.values[layer])
+        pool.kernels.write_pages(_packed_heads(key), _packed_heads(value), pages, layout.slots)
+        return
     page, offset = layout.slots // pool.page_size, layout.slots % pool.page_size
     pool.keys[layer][page, :, :, offset] = key
     pool.values[layer][page, :, offset] = value
+
+
+def _packed_heads(heads: Tensor) -> Tensor:
+    """Heads [T, N, D] that lie behind one another within a row, as the kernels read them."""
+    is_packed = heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
+    return heads if is_packed else heads.contiguous()
 
 
 def attend_pages(pool: PagePool, layer: int, query: Tensor, layout: RaggedLayout, *, scale: float) -> Tensor:

@@ -1,5 +1,6 @@
 // The C ABI of the kernels: dtype 0 is float, 1 is bfloat16. Arguments are checked by the caller.
-#include "attention.h"
+#include "attend_lanes.h"
+#include "attend_tiles.h"
 #include "layers.h"
 #include "matmul.h"
 
@@ -10,7 +11,15 @@ using namespace dspark;
 extern "C" {
 
 void dspark_attend(int dtype, const AttentionArgs* args) {
-  dtype ? attend<BFloat16>(*args) : attend<float>(*args);
+#if DSPARK_AMX
+  if (dtype && can_tile(*args)) return attend_tiles(*args);
+#endif
+  dtype ? attend_lanes<BFloat16>(*args) : attend_lanes<float>(*args);
+}
+
+// Only the keys and values; query and kv_lens are not read.
+void dspark_write_pages(int dtype, const AttentionArgs* args) {
+  dtype ? write_rows<BFloat16>(*args) : write_rows<float>(*args);
 }
 
 void dspark_add_norm(int dtype, const NormArgs* args) {

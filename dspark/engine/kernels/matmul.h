@@ -6,22 +6,17 @@
 
 #include <vector>
 
+#include "amx.h"
 #include "simd.h"
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
-#define DSPARK_AMX 1
-#include <sys/syscall.h>
-#include <unistd.h>
-#elif defined(__AVX512BF16__)
+#if !DSPARK_AMX && defined(__AVX512BF16__)
 #define DSPARK_DOT 1
 #endif
 
 namespace dspark {
 
-constexpr int kBlockN = 32;            // outputs of one block: two tiles of 16
-constexpr int kTileK = 32;             // inputs of one tile: 16 pairs
-constexpr int kTileSize = 16 * kTileK;  // elements
-constexpr int kTileRows = 16;
+constexpr int kBlockN = 32;             // outputs of one block: two tiles of 16
+constexpr int kTileSize = 16 * kTileK;  // numbers of one tile
 
 struct MatmulArgs {
   const void* x;       // [T, K], row t at x + t * x_stride
@@ -95,14 +90,7 @@ inline void finish_block(const MatmulArgs& a, const float* sums, int64_t first_r
 constexpr bool kPadsRows = true;
 constexpr int kStep = 32;  // rows of x a block is multiplied with at once: two tiles
 
-struct TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// Linux hands the tile registers to a process that asks.
-inline bool can_matmul() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
+inline bool can_matmul() { return has_tiles(); }
 
 inline void prefetch_tiles(const BFloat16* packed) {
   for (int line = 0; line < 32; line++) __builtin_prefetch((const char*)packed + line * 64, 0, 3);
@@ -154,21 +142,12 @@ inline void multiply(const MatmulArgs& a, const BFloat16* x, int64_t stride, int
   }
 }
 
-inline void begin_thread() {
-  TileConfig config;
-  _tile_loadconfig(&config);
-}
-
-inline void end_thread() { _tile_release(); }
-
 #elif DSPARK_DOT
 
 constexpr bool kPadsRows = false;
 constexpr int kStep = 8;
 
 inline bool can_matmul() { return true; }
-inline void begin_thread() {}
-inline void end_thread() {}
 
 template <int R>
 inline void multiply_block(const BFloat16* x, int64_t stride, const BFloat16* packed, int64_t K, float* sums) {
@@ -210,8 +189,6 @@ inline void multiply(const MatmulArgs& a, const BFloat16* x, int64_t stride, int
 constexpr bool kPadsRows = false;
 
 inline bool can_matmul() { return false; }
-inline void begin_thread() {}
-inline void end_thread() {}
 inline void multiply(const MatmulArgs&, const BFloat16*, int64_t, int64_t) {}
 
 #endif
@@ -236,10 +213,9 @@ inline void matmul(const MatmulArgs& a) {
   }
 #pragma omp parallel num_threads(a.num_threads)
   {
-    begin_thread();
+    TileScope scope(false);
 #pragma omp for schedule(static)
     for (int64_t block = 0; block < blocks; block++) multiply(a, x, stride, block);
-    end_thread();
   }
 }
 

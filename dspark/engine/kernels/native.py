@@ -108,12 +108,13 @@ class NativeKernels:
         # torch is imported first, so the library finds torch's own libgomp by its name and shares its threads.
         handle = ctypes.CDLL(str(library))
         self._attend = handle.dspark_attend
+        self._write_pages = handle.dspark_write_pages
         self._add_norm = handle.dspark_add_norm
         self._silu_mul = handle.dspark_silu_mul
         self._matmul = handle.dspark_matmul
         self._pack_weight = handle.dspark_pack_weight
         self._advise_huge = handle.dspark_advise_huge
-        for function in (self._attend, self._add_norm, self._silu_mul):
+        for function in (self._attend, self._write_pages, self._add_norm, self._silu_mul):
             function.argtypes = (ctypes.c_int, _pointer)
             function.restype = None
         for function in (self._matmul, self._pack_weight):
@@ -220,6 +221,20 @@ class NativeKernels:
         args.num_threads, args.scale = torch.get_num_threads(), scale
         self._attend(_DTYPES[query.dtype], ctypes.byref(args))
         return out
+
+    def write_pages(
+        self,
+        key: Tensor,  # [T, Hkv, D]
+        value: Tensor,  # [T, Hkv, D]
+        pages: tuple[Tensor, Tensor],
+        slots: Tensor,  # [T]
+    ) -> None:
+        """Write keys and values to their slots."""
+        args = _AttentionArgs(key=key.data_ptr(), value=value.data_ptr(), slots=slots.data_ptr())
+        args.key_pages, args.value_pages = pages[0].data_ptr(), pages[1].data_ptr()
+        args.key_stride, args.value_stride = key.stride(0), value.stride(0)
+        args.num_rows, args.num_kv_heads, args.head_dim = key.shape
+        self._write_pages(_DTYPES[key.dtype], ctypes.byref(args))
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """`residual += delta` in place, then RMSNorm of it; all [T, H], contiguous, H a multiple of 16."""
