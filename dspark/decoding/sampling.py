@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.truncation import truncated_probs
+from dspark.decoding.truncation import is_truncated, truncated_probs
 from dspark.decoding.types import SamplingParams
 
 # Values per block of the two-level searches; sums and maxima of a block are vectorised, scans are not.
@@ -40,12 +40,27 @@ def shaped_probs_of_rows(
     """`shaped_probs` with one set of parameters per row: float64 [A, V]."""
     assert logits.ndim == 2, logits.shape
     assert len(samplings) == logits.shape[0], (len(samplings), logits.shape)
+    truncated = [row for row, sampling in enumerate(samplings) if is_truncated(sampling)]
+    if not truncated:
+        return _softmax(logits, samplings)
+    if len(truncated) == len(samplings):
+        return truncated_probs(logits, samplings)
+    probs = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
+    whole = [row for row, sampling in enumerate(samplings) if not is_truncated(sampling)]
+    for rows, shape in ((truncated, truncated_probs), (whole, _softmax)):
+        places = torch.tensor(rows, device=logits.device)
+        probs[places] = shape(logits[places], [samplings[row] for row in rows])
+    return probs
+
+
+def _softmax(logits: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
+    """Distributions over the whole vocabulary."""
     scaled = logits.double()
     temperatures = [sampling.temperature for sampling in samplings]
-    if any(temperature not in (0.0, 1.0) for temperature in temperatures):
-        divisors = torch.tensor([temperature or 1.0 for temperature in temperatures], dtype=torch.float64)
-        scaled = scaled / divisors.to(scaled.device)[:, None]
-    return truncated_probs(torch.softmax(scaled, dim=-1), samplings)
+    if any(temperature != 1.0 for temperature in temperatures):
+        divisors = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
+        scaled = scaled / divisors[:, None]
+    return torch.softmax(scaled, dim=-1)
 
 
 def draw(

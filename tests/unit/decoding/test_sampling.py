@@ -19,9 +19,11 @@ logit_lists = st.lists(st.integers(-6, 6).map(lambda n: n / 2), min_size=1, max_
 
 def slow_shaped_probs(logits, sampling):
     """The definition, token by token."""
+    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    if sampling.temperature == 0.0:
+        return np.eye(len(logits))[order[0]]
     probs = np.exp((np.array(logits) - max(logits)) / sampling.temperature)
     probs /= probs.sum()
-    order = sorted(range(len(probs)), key=lambda token: (-probs[token], token))
     if sampling.top_k:
         probs[order[sampling.top_k :]] = 0.0
         probs /= probs.sum()
@@ -67,6 +69,27 @@ def test_rows_may_be_shaped_differently_and_do_not_touch_each_other():
         assert torch.equal(together[row], shaped_probs(logits[row], sampling))
     assert together[3].argmax() == logits[3].argmax()
     assert together[3].max() == 1.0
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(top_k=50),
+        SamplingParams(top_k=300, top_p=0.9123),
+        SamplingParams(top_p=0.5, temperature=2.0),
+        SamplingParams(top_p=0.31234),
+        SamplingParams(min_p=0.0513),
+        SamplingParams(temperature=0.0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_large_vocabulary_full_of_ties_is_cut_as_a_small_one(sampling, dtype):
+    logits = (2 * torch.randn(5, 64 * 300, generator=torch.Generator().manual_seed(4))).bfloat16().to(dtype)
+    logits[1] += 5 * (torch.arange(64 * 300) == 777)
+    found = shaped_probs(logits, sampling)
+    for row in range(5):
+        expected = slow_shaped_probs(logits[row].double().tolist(), sampling)
+        np.testing.assert_allclose(found[row].numpy(), expected, rtol=1e-9, atol=1e-15)
 
 
 def test_a_flat_nucleus_larger_than_the_first_guess_is_found():
