@@ -56,7 +56,8 @@ CREATE_SCRIPT = (
     + """
 local stored = redis.call('HGET', KEYS[1], 'epoch')
 if stored and stored > ARGV[1] then return {1, 0} end
-redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+-- Not always: a server out of memory refuses a script at its first write, unless that is a DEL.
+if redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3]) > 0 then redis.call('DEL', KEYS[1], KEYS[2], KEYS[3]) end
 local output_len = tonumber(ARGV[4])
 local committed_len = ARGV[3] + output_len
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'version', 0, 'phase', 'running', 'params', ARGV[2],
