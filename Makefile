@@ -33,9 +33,9 @@ $(INSTALLED): pyproject.toml constraints.txt | $(VENV)/bin/python
 proto: $(STUBS) ## Generate the gRPC stubs
 
 $(STUBS): $(PROTOS) $(INSTALLED)
-	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. \
+	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. \
 		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
-		--mypy_out=. --mypy_grpc_out=. $(PROTOS)
+		--mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTOS)
 	@touch $@
 
 up: setup ## Start everything on this machine; Ctrl-C stops it

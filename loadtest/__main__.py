@@ -57,8 +57,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _locust_command(args: argparse.Namespace, url: str, further: Sequence[str]) -> list[str]:
     return [
-        *(sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), "--headless", "--only-summary"),
-        *("--loglevel", "WARNING", "--host", url, "--sla", str(args.sla), "--warmup", str(args.warmup)),
+        *(sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), "--headless", "--skip-log-setup"),
+        *("--host", url, "--sla", str(args.sla), "--warmup", str(args.warmup)),
         *("-u", str(args.users), "-r", str(args.users), "-t", f"{args.duration:g}s", "--stop-timeout", "60"),
         *further,
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,10 +60,12 @@ class ChatUser(FastHttpUser):
     wait_time = between(0.0, 0.2)
     network_timeout = 120.0
     connection_timeout = 10.0
+    # Users are told apart, so that each has its own repeatable choice of prompts.
+    numbers = itertools.count()
 
     def on_start(self) -> None:
-        """Give every user its own repeatable choice of prompts."""
-        self._rng = Random(self.environment.runner.user_count if self.environment.runner else 0)
+        """Choose this user's row of prompts."""
+        self._rng = Random(next(self.numbers))
 
     @task
     def ask(self) -> None:
