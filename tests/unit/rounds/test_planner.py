@@ -1,0 +1,86 @@
+"""Policies of the round: what they need, when they draft."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dspark.errors import ConfigurationError
+from dspark.rounds.planner import EarlyStopPlanner, FixedPlanner, OffPlanner, planner_of
+from tests.fakes import FakeDrafter, FakeVerifier
+
+
+def infos(**changes):
+    verifier = FakeVerifier()
+    return replace(verifier.info, **changes), FakeDrafter(verifier).info
+
+
+def adaptive(**changes) -> EarlyStopPlanner:
+    planner = EarlyStopPlanner()
+    planner.learn_costs(*infos(**changes))
+    return planner
+
+
+def test_policies_are_found_by_name():
+    assert isinstance(planner_of("early-stop"), EarlyStopPlanner)
+    assert isinstance(planner_of("off"), OffPlanner)
+    fixed = planner_of("fixed", fixed_len=3)
+    assert isinstance(fixed, FixedPlanner)
+    assert fixed.plan([[0.1] * 7, []], 0) == [3, 0]
+    with pytest.raises(ConfigurationError, match="choose early-stop, fixed or off"):
+        planner_of("clever")
+
+
+@pytest.mark.parametrize("step_cost", [(), ((1, 0.1),), ((1, 0.1), (8, 0.1))])
+def test_the_adaptive_policy_refuses_a_verifier_whose_steps_say_nothing(step_cost):
+    verifier, drafter = infos(step_cost=step_cost)
+    with pytest.raises(ConfigurationError, match="step_cost"):
+        EarlyStopPlanner().learn_costs(verifier, drafter)
+    # The others do not care.
+    OffPlanner().learn_costs(verifier, drafter)
+    FixedPlanner(4).learn_costs(verifier, drafter)
+
+
+def test_sure_drafts_are_verified_and_hopeless_ones_are_not():
+    planner = adaptive()
+    assert planner.plan([[0.95] * 4, [0.01] * 4, []], 0) == [4, 0, 0]
+
+
+def test_drafting_pauses_after_a_row_of_losses_and_longer_each_time():
+    planner = adaptive()
+
+    def rounds_until_the_next_draft() -> int:
+        num_paused = 0
+        while not planner.wants_drafts(1):
+            num_paused += 1
+        return num_paused
+
+    pauses = []
+    for _ in range(7):
+        pauses.append(rounds_until_the_next_draft())
+        planner.plan([[0.01] * 4], 0)
+    assert pauses == [0, 0, 0, 0, 8, 16, 32]
+
+
+def test_one_good_round_ends_the_suspicion():
+    planner = adaptive()
+    for _ in range(20):
+        for _ in range(3):
+            planner.plan([[0.01] * 4], 0)
+        planner.plan([[0.95] * 4], 0)
+        assert planner.wants_drafts(1)
+
+
+def test_a_round_without_blocks_tells_nothing_about_drafting():
+    planner = adaptive()
+    for _ in range(20):
+        assert planner.plan([[], []], 5) == [0, 0]
+    assert planner.wants_drafts(2)
+
+
+def test_a_drafter_without_measured_cost_is_taken_to_be_free():
+    verifier, drafter = infos()
+    planner = EarlyStopPlanner()
+    planner.learn_costs(verifier, replace(drafter, draft_cost=()))
+    assert planner.plan([[0.9] * 4], 0) == [4]
