@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from contextlib import suppress
 from dataclasses import replace
 
 from dspark.decoding.types import GenerationRequest
@@ -31,6 +32,8 @@ from dspark.rounds.stats import LoopStats, RoundObserver
 from dspark.rounds.target_link import TargetLink
 
 _log = logging.getLogger(__name__)
+# How long a loop that stops waits for its peers to free what it held.
+_FAREWELL_S = 2.0
 
 
 class RoundLoop:
@@ -141,6 +144,14 @@ class RoundLoop:
             self._roster.fail_older_than(
                 self._clock.now(), ServiceUnavailableError("the scheduler stopped; send the request again")
             )
+            await self._release_all()
+
+    async def _release_all(self) -> None:
+        """Leave nothing behind at peers that answer in time."""
+        with suppress(DsparkError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await self._link.flush()
+                await self._drafts.flush()
 
     async def _turn(self) -> None:
         self._roster.drop_cancelled()

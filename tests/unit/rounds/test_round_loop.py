@@ -421,13 +421,15 @@ async def test_a_stale_answer_leads_to_a_fresh_start_from_the_tokens():
     assert tokens == continuation((1, 2, 3), 20)
 
 
-async def test_a_loop_that_stops_ends_its_streams():
+async def test_a_loop_that_stops_ends_its_streams_and_frees_their_pages():
     rig = Rig()
     async with rig.running() as loop:
         stream = loop.submit(greedy_request("a", max_new_tokens=300))
         await anext(stream)
     with pytest.raises(ServiceUnavailableError, match="scheduler stopped"):
         await read(_rest(stream, 1))
+    assert rig.verifier.held == {}
+    assert rig.drafter.closed == {"a"}
 
 
 async def test_a_drafter_for_another_vocabulary_stops_the_loop():
