@@ -31,6 +31,7 @@ RUN python -m venv --system-site-packages /opt/protoc \
     && pip install -q --no-deps . \
     && python -m dspark.cli.prepare --cache-dir /opt/cache > prepared.txt \
     && ln -s "$(sed -n 's/^prepared //p' prepared.txt)" /opt/cache/target \
+    && chmod -R a+rX /opt/dspark \
     && ln -s "$(python -c 'from dspark.cli.paths import shipped_drafter_dir as d; print(d())')" /opt/cache/drafter
 
 FROM ${BASE}
