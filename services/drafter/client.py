@@ -10,12 +10,14 @@ import grpc
 from dspark.api.v1 import drafter_pb2, drafter_pb2_grpc
 from dspark.decoding.types import DraftBlock, DrafterInfo, DraftRequest, FeatureBatch
 from services.drafter import wire
+from services.runtime.session import ClientSession
 from services.runtime.status import translated_errors
 
 if TYPE_CHECKING:
     from dspark.api.v1.drafter_pb2_grpc import DrafterServiceAsyncStub
 
     _Call = grpc.aio.StreamUnaryCall[drafter_pb2.PushFeaturesRequest, drafter_pb2.PushFeaturesResponse]
+    _Session = ClientSession[drafter_pb2.DraftSessionRequest, drafter_pb2.DraftSessionResponse]
 
 _PEER = "drafter"
 
@@ -36,6 +38,7 @@ class DrafterClient:
         close_timeout_s: float = 2.0,
     ) -> None:
         self._stub: DrafterServiceAsyncStub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        self._drafts: _Session = ClientSession(_PEER, self._stub.DraftSession)
         self.info: DrafterInfo | None = None
         self._info_timeout_s = info_timeout_s
         self._draft_timeout_s = draft_timeout_s
@@ -52,9 +55,9 @@ class DrafterClient:
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock]:
         """Propose blocks; see `Drafter.draft`."""
-        with translated_errors(_PEER):
-            message = await self._stub.Draft(wire.requests_to_pb(requests), timeout=self._draft_timeout_s)
-        return wire.blocks_from_pb(message)
+        request = drafter_pb2.DraftSessionRequest(draft=wire.requests_to_pb(requests))
+        response = await self._drafts.call(request, timeout_s=self._draft_timeout_s)
+        return wire.blocks_from_pb(response.draft)
 
     async def close(self, request_ids: Sequence[str]) -> None:
         """Forget requests; see `Drafter.close`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from services.drafter import metrics, wire
 from services.drafter.arrivals import FeatureArrivals
 from services.drafter.engine import DraftingEngine, TimedDraft
 from services.runtime.idle import IdleRequests
+from services.runtime.session import ServerStreams
 
 SERVICE_NAME = "dspark.api.v1.DrafterService"
 
@@ -39,7 +41,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self._idle = idle
         self._feature_wait_s = feature_wait_s
         self._arrivals = FeatureArrivals()
-        self._feature_streams: set[asyncio.Task[Any]] = set()
+        self._streams = ServerStreams()
 
     async def GetDrafterInfo(
         self, request: drafter_pb2.GetDrafterInfoRequest, context: Context
@@ -56,24 +58,31 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         metrics.observe_draft(draft, num_requests=len(requests), total_s=time.perf_counter() - started)
         return wire.blocks_to_pb(draft.blocks, draft.draft_ns)
 
+    async def DraftSession(
+        self, request_iterator: AsyncIterator[drafter_pb2.DraftSessionRequest], context: Context
+    ) -> AsyncIterator[drafter_pb2.DraftSessionResponse]:
+        """`Draft` again and again."""
+
+        async def draft(message: drafter_pb2.DraftSessionRequest) -> drafter_pb2.DraftSessionResponse:
+            return drafter_pb2.DraftSessionResponse(draft=await self.Draft(message.draft, context))
+
+        async with aclosing(self._streams.answer(request_iterator, draft)) as responses:
+            async for response in responses:
+                yield response
+
     async def PushFeatures(
         self, request_iterator: AsyncIterator[drafter_pb2.PushFeaturesRequest], context: Context
     ) -> drafter_pb2.PushFeaturesResponse:
         """Take features for as long as the verifier sends them."""
         # Tells the verifier at once that the stream stands.
         await context.send_initial_metadata(())
-        task = asyncio.current_task()
-        assert task is not None
-        self._feature_streams.add(task)
-        try:
+        with self._streams.waiting():
             async for message in request_iterator:
                 batches = wire.features_from_pb(message)
                 await self._worker.call(self._push, batches)
                 self._idle.touch(batch.request_id for batch in batches)
                 self._arrivals.note(batches)
                 metrics.observe_features(batches)
-        finally:
-            self._feature_streams.discard(task)
         return drafter_pb2.PushFeaturesResponse()
 
     async def CloseDrafts(
@@ -90,9 +99,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         await self._worker.call(self._engine.close, request_ids)
 
     def drain(self) -> None:
-        """End the feature streams, which would keep a graceful stop waiting."""
-        for task in self._feature_streams:
-            task.cancel()
+        """End the streams that would keep a graceful stop waiting."""
+        self._streams.drain()
 
     async def _draft_when_complete(self, requests: Sequence[DraftRequest]) -> TimedDraft:
         """Draft as soon as no features are on their way, or when the wait is over."""

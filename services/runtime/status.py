@@ -6,6 +6,7 @@ beside it as trailing metadata, and a caller of ours catches the class that the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -71,14 +72,26 @@ def error_of(
 ) -> DsparkError:
     """The error behind a status: the very class that was raised, else the one that fits the code."""
     details = dict(metadata)
-    named = _class_named(details.get(_CLASS_KEY))
-    kind = named or _ERROR_BY_STATUS.get(code, errors.EngineError)
+    kind = class_named(details.get(_CLASS_KEY)) or _ERROR_BY_STATUS.get(code, errors.EngineError)
+    field = details.get(_FIELD_KEY, b"")
+    text = field.decode(errors="replace") if isinstance(field, bytes) else field
+    return make_error(kind, message, field=text, retry_after_s=_seconds(details.get(_RETRY_KEY)))
+
+
+def make_error(
+    kind: type[DsparkError], message: str, *, field: str = "", retry_after_s: float = 1.0
+) -> DsparkError:
+    """An error of a class with those details that the class knows."""
     if issubclass(kind, InvalidRequestError):
-        field = details.get(_FIELD_KEY, b"")
-        return kind(message, field.decode(errors="replace") if isinstance(field, bytes) else field)
+        return kind(message, field)
     if issubclass(kind, OverloadedError):
-        return kind(message, _seconds(details.get(_RETRY_KEY)))
+        return kind(message, retry_after_s)
     return kind(message)
+
+
+def class_named(name: str | bytes | None) -> type[DsparkError] | None:
+    """The class of this name in the table."""
+    return next((kind for kind in STATUS_BY_ERROR if kind.__name__ == name), None)
 
 
 @contextmanager
@@ -96,18 +109,14 @@ def translated_errors(peer: str) -> Iterator[None]:
         if _CLASS_KEY not in dict(metadata):
             message = f"{peer}: {message}"
         raise error_of(error.code(), message, metadata) from error
-    except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
-        raise errors.ServiceUnavailableError(f"{peer}: the channel is closed") from error
+    except (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
+        raise errors.ServiceUnavailableError(f"{peer}: the call has ended") from error
 
 
 def _pairs(metadata: object) -> list[tuple[str, str | bytes]]:
     if not isinstance(metadata, Iterable):
         return []
     return [(str(key), value) for key, value in metadata]
-
-
-def _class_named(name: str | bytes | None) -> type[DsparkError] | None:
-    return next((kind for kind in STATUS_BY_ERROR if kind.__name__ == name), None)
 
 
 def _seconds(text: str | bytes | None) -> float:

@@ -59,9 +59,8 @@ async def load_scheduler_service(settings: SchedulerSettings) -> AsyncIterator[S
             return describe(loop.stats, verifier.info, drafter_info, is_store_healthy=is_store_healthy)
 
         servicer = SchedulerServicer(loop.submit, describe_now)
-        yield Served(
-            functools.partial(add_SchedulerServiceServicer_to_server, servicer), watched=[rounds, *writer]
-        )
+        register = functools.partial(add_SchedulerServiceServicer_to_server, servicer)
+        yield Served(register, watched=[rounds, *writer], drain=servicer.drain)
 
 
 async def _open_peers(

@@ -10,21 +10,20 @@ import grpc
 
 from dspark.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from dspark.decoding.types import GenerationRequest, TokenDelta
-from dspark.errors import DeadlineError, ServiceUnavailableError
+from dspark.errors import DeadlineError, DsparkError
 from services.runtime.status import translated_errors
 from services.scheduler import wire
+from services.scheduler.delta_hub import DeltaHub, Event
 from services.scheduler.info import SchedulerInfo
 
 if TYPE_CHECKING:
     from dspark.api.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
 
-    _Call = grpc.aio.UnaryStreamCall[scheduler_pb2.GenerateRequest, scheduler_pb2.GenerateResponse]
-
 _PEER = "scheduler"
 
 
 class SchedulerClient:
-    """Generates tokens over one channel."""
+    """Generates tokens over one channel; all requests share one stream of it."""
 
     def __init__(
         self, channel: grpc.aio.Channel, *, info_timeout_s: float = 2.0, silence_timeout_s: float = 300.0
@@ -37,6 +36,7 @@ class SchedulerClient:
             silence_timeout_s: longest wait for the next tokens of a stream, queueing included.
         """
         self._stub: SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        self._hub = DeltaHub(_PEER, self._stub.GenerateSession)
         self._info_timeout_s = info_timeout_s
         self._silence_timeout_s = silence_timeout_s
 
@@ -59,25 +59,24 @@ class SchedulerClient:
             InvalidRequestError, OverloadedError: the request was not taken.
             ServiceUnavailableError, DeadlineError, EngineError: generation cannot go on.
         """
-        call = self._stub.Generate(wire.request_to_pb(request))
+        events = self._hub.start(request)
         try:
             while True:
-                delta = wire.delta_from_pb(request.request_id, await self._next(call))
+                delta = await self._next(events)
                 yield delta
                 if delta.finish_reason is not None:
                     return
         finally:
-            call.cancel()
+            self._hub.give_up(request.request_id)
 
-    async def _next(self, call: _Call) -> scheduler_pb2.GenerateResponse:
+    async def _next(self, events: asyncio.Queue[Event]) -> TokenDelta:
         try:
-            with translated_errors(_PEER):
-                async with asyncio.timeout(self._silence_timeout_s):
-                    message = await call.read()
+            async with asyncio.timeout(self._silence_timeout_s):
+                event = await events.get()
         except TimeoutError as error:
             raise DeadlineError(
                 f"no tokens came for {self._silence_timeout_s:g} s; send the request again"
             ) from error
-        if not isinstance(message, scheduler_pb2.GenerateResponse):
-            raise ServiceUnavailableError("the scheduler ended the stream too early; send the request again")
-        return message
+        if isinstance(event, DsparkError):
+            raise event
+        return event

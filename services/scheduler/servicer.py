@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
 from dspark.api.v1 import scheduler_pb2, scheduler_pb2_grpc
-from dspark.decoding.types import GenerationRequest, TokenDelta
 from services.scheduler import wire
+from services.scheduler.generation_session import GenerationSession, Submit
 from services.scheduler.info import SchedulerInfo
 
 SERVICE_NAME = "dspark.api.v1.SchedulerService"
@@ -18,26 +18,13 @@ SERVICE_NAME = "dspark.api.v1.SchedulerService"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class DeltaStream(Protocol):
-    """The deltas of one request; closing it gives the request up."""
-
-    def __aiter__(self) -> AsyncIterator[TokenDelta]:
-        """Iterate."""
-        ...
-
-    async def aclose(self) -> None:
-        """Give the request up, if it has not ended."""
-        ...
-
-
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Serves one round loop."""
 
-    def __init__(
-        self, submit: Callable[[GenerationRequest], DeltaStream], describe: Callable[[], SchedulerInfo]
-    ) -> None:
+    def __init__(self, submit: Submit, describe: Callable[[], SchedulerInfo]) -> None:
         self._submit = submit
         self._describe = describe
+        self._sessions: set[GenerationSession] = set()
 
     async def GetSchedulerInfo(
         self, request: scheduler_pb2.GetSchedulerInfoRequest, context: Context
@@ -52,3 +39,21 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         async with aclosing(self._submit(wire.request_from_pb(request))) as deltas:
             async for delta in deltas:
                 yield wire.delta_to_pb(delta)
+
+    async def GenerateSession(
+        self, request_iterator: AsyncIterator[scheduler_pb2.GenerateSessionRequest], context: Context
+    ) -> AsyncIterator[scheduler_pb2.GenerateSessionResponse]:
+        """Generate for many requests over one stream."""
+        session = GenerationSession(self._submit)
+        self._sessions.add(session)
+        try:
+            async with aclosing(session.run(request_iterator)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            self._sessions.discard(session)
+
+    def drain(self) -> None:
+        """Have the sessions end with their last request."""
+        for session in self._sessions:
+            session.drain()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dspark.api.v1 import scheduler_pb2
 from dspark.decoding.types import GenerationRequest, RoundStats, StopParams, TokenDelta
-from dspark.errors import InvalidRequestError
+from dspark.errors import DsparkError, EngineError, InvalidRequestError, OverloadedError
+from services.runtime.status import class_named, make_error
 from services.runtime.wire import (
     finish_reason_from_pb,
     finish_reason_to_pb,
@@ -66,6 +67,33 @@ def delta_from_pb(request_id: str, message: scheduler_pb2.GenerateResponse) -> T
         logprobs=logprobs_from_pb(message.logprobs),
         finish_reason=finish_reason_from_pb(message.finish_reason),
     )
+
+
+def request_delta_to_pb(request_id: str, delta: TokenDelta) -> scheduler_pb2.RequestDelta:
+    """Committed tokens of one request of a session as a message."""
+    return scheduler_pb2.RequestDelta(request_id=request_id, delta=delta_to_pb(delta))
+
+
+def request_delta_from_pb(message: scheduler_pb2.RequestDelta) -> TokenDelta:
+    """The inverse."""
+    return delta_from_pb(message.request_id, message.delta)
+
+
+def failure_to_pb(request_id: str, error: DsparkError) -> scheduler_pb2.RequestFailure:
+    """Why one request of a session ended."""
+    return scheduler_pb2.RequestFailure(
+        request_id=request_id,
+        error=type(error).__name__,
+        message=str(error),
+        field=error.field if isinstance(error, InvalidRequestError) else "",
+        retry_after_s=error.retry_after_s if isinstance(error, OverloadedError) else 0.0,
+    )
+
+
+def failure_from_pb(message: scheduler_pb2.RequestFailure) -> DsparkError:
+    """The inverse; a class we do not know is an engine error."""
+    kind = class_named(message.error) or EngineError
+    return make_error(kind, message.message, field=message.field, retry_after_s=message.retry_after_s)
 
 
 def info_to_pb(info: SchedulerInfo) -> scheduler_pb2.GetSchedulerInfoResponse:

@@ -55,7 +55,8 @@ async def load_verifier_service(settings: VerifierSettings) -> AsyncIterator[Ser
         idle = IdleRequests(settings.idle_ttl_s, time.monotonic)
         servicer = VerifierServicer(LocalVerifier(engine, sink, worker=worker), idle)
         tasks.append(asyncio.create_task(idle.sweep(servicer.close), name="freeing idle requests"))
-        yield Served(functools.partial(add_VerifierServiceServicer_to_server, servicer), watched=tasks)
+        register = functools.partial(add_VerifierServiceServicer_to_server, servicer)
+        yield Served(register, watched=tasks, drain=servicer.drain)
     finally:
         for task in tasks:
             task.cancel()

@@ -9,11 +9,14 @@ import grpc
 
 from dspark.api.v1 import verifier_pb2, verifier_pb2_grpc
 from dspark.decoding.types import OpenRequest, PrefillItem, StepResult, VerifierInfo, VerifyItem
+from services.runtime.session import ClientSession
 from services.runtime.status import translated_errors
 from services.verifier import wire
 
 if TYPE_CHECKING:
     from dspark.api.v1.verifier_pb2_grpc import VerifierServiceAsyncStub
+
+    _Session = ClientSession[verifier_pb2.VerifySessionRequest, verifier_pb2.VerifySessionResponse]
 
 _PEER = "verifier"
 
@@ -35,6 +38,7 @@ class VerifierClient:
         close_timeout_s: float = 5.0,
     ) -> None:
         self._stub: VerifierServiceAsyncStub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        self._steps: _Session = ClientSession(_PEER, self._stub.VerifySession)
         self.info: VerifierInfo | None = None
         self._info_timeout_s = info_timeout_s
         self._open_timeout_s = open_timeout_s
@@ -57,9 +61,9 @@ class VerifierClient:
 
     async def step(self, items: Sequence[PrefillItem | VerifyItem]) -> StepResult:
         """One ragged forward pass; see `Verifier.step`."""
-        with translated_errors(_PEER):
-            message = await self._stub.Verify(wire.items_to_pb(items), timeout=self._step_timeout_s)
-        return wire.result_from_pb(message)
+        request = verifier_pb2.VerifySessionRequest(step=wire.items_to_pb(items))
+        response = await self._steps.call(request, timeout_s=self._step_timeout_s)
+        return wire.result_from_pb(response.result)
 
     async def close(self, request_ids: Sequence[str]) -> None:
         """Free requests; see `Verifier.close`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -10,6 +11,7 @@ import grpc
 from dspark.api.v1 import verifier_pb2, verifier_pb2_grpc
 from dspark.rounds.interfaces import Verifier
 from services.runtime.idle import IdleRequests
+from services.runtime.session import ServerStreams
 from services.verifier import metrics, wire
 
 SERVICE_NAME = "dspark.api.v1.VerifierService"
@@ -23,6 +25,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     def __init__(self, target: Verifier, idle: IdleRequests) -> None:
         self._target = target
         self._idle = idle
+        self._streams = ServerStreams()
 
     async def GetVerifierInfo(
         self, request: verifier_pb2.GetVerifierInfoRequest, context: Context
@@ -47,6 +50,18 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         metrics.observe_step(result)
         return wire.result_to_pb(result)
 
+    async def VerifySession(
+        self, request_iterator: AsyncIterator[verifier_pb2.VerifySessionRequest], context: Context
+    ) -> AsyncIterator[verifier_pb2.VerifySessionResponse]:
+        """`Verify` again and again."""
+
+        async def verify(message: verifier_pb2.VerifySessionRequest) -> verifier_pb2.VerifySessionResponse:
+            return verifier_pb2.VerifySessionResponse(result=await self.Verify(message.step, context))
+
+        async with aclosing(self._streams.answer(request_iterator, verify)) as responses:
+            async for response in responses:
+                yield response
+
     async def Close(self, request: verifier_pb2.CloseRequest, context: Context) -> verifier_pb2.CloseResponse:
         """Free requests."""
         await self.close(list(request.request_ids))
@@ -56,3 +71,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         """Free requests."""
         self._idle.forget(request_ids)
         await self._target.close(request_ids)
+
+    def drain(self) -> None:
+        """End the streams that would keep a graceful stop waiting."""
+        self._streams.drain()

@@ -226,6 +226,7 @@ async def test_a_stop_lets_a_running_call_end_and_refuses_new_ones(address: str)
         stream = client.generate(greedy_request("r"))
         delta = asyncio.ensure_future(anext(stream))
         await entered.wait()
+        servicer.drain()
         stop = asyncio.create_task(server.stop(30))
         with pytest.raises(ServiceUnavailableError):
             await ask_until_refused(client)
