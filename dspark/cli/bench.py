@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 # Name -> module with `add_parser(subparsers)`. None of them loads torch before it runs.
-_BENCHES = ("dspark.cli.bench_speed",)
+_BENCHES = ("dspark.cli.bench_speed", "dspark.cli.bench_lossless")
 
 
 def add_parser(subparsers: Any) -> None:

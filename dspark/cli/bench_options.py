@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dspark.cli.paths import cache_dir, is_drafter_dir, shipped_drafter_dir
 from dspark.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dspark.evaluation.tasks import TaskPrompt
 
 # A benchmark that lacks what it is to measure.
 INCOMPLETE_EXIT_CODE = 2
@@ -80,6 +84,20 @@ def read_models(args: argparse.Namespace) -> Models:
     if args.threads:
         torch.set_num_threads(args.threads)
     return Models(prepare_target(args.target, cache_dir()), _drafter(args))
+
+
+def read_prompts(args: argparse.Namespace, target: Path) -> list[TaskPrompt]:
+    """The prompts asked for, rendered for this target.
+
+    Raises:
+        ConfigurationError: a path or a line cannot be used.
+    """
+    from transformers import AutoTokenizer
+
+    from dspark.evaluation.tasks import encode_prompts, read_tasks
+
+    tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
+    return encode_prompts(read_tasks(args.prompts, limit=args.limit), tokenizer)
 
 
 def need_drafter(models: Models) -> Path:

@@ -18,6 +18,7 @@ from dspark.cli.bench_options import (
     add_report_option,
     positive,
     read_models,
+    read_prompts,
 )
 from dspark.cli.bench_report import Report, finish, print_table, progress
 from dspark.cli.paths import cache_dir
@@ -100,7 +101,7 @@ async def _measure(args: argparse.Namespace, models: Models) -> _Measured:
     pool_tokens = args.streams * _TOKENS_PER_STREAM
     plain = load_engines(EnginePlan(models.target, None, pool_tokens=pool_tokens, cache_dir=cache_dir()))
     dtype = plain.target.info.dtype
-    groups = in_groups(_prompts(args, models), args.streams)
+    groups = in_groups(read_prompts(args, models.target), args.streams)
     measured = _Measured(dtype, groups)
     stock = StockModel(models.target, dtype)
     raw = RawMatmuls(stock.model, cache_dir())
@@ -129,15 +130,6 @@ async def _measure(args: argparse.Namespace, models: Models) -> _Measured:
         )
     plain.worker.shutdown()
     return measured
-
-
-def _prompts(args: argparse.Namespace, models: Models) -> list[TaskPrompt]:
-    from transformers import AutoTokenizer
-
-    from dspark.evaluation.tasks import encode_prompts, read_tasks
-
-    tokenizer = AutoTokenizer.from_pretrained(models.target, local_files_only=True)
-    return encode_prompts(read_tasks(args.prompts, limit=args.limit), tokenizer)
 
 
 def _stock_systems(args: argparse.Namespace, stock: StockModel, plain: Engines) -> list[System]:

@@ -19,12 +19,12 @@ from dspark.rounds.config import LoopConfig
 from dspark.rounds.interfaces import Drafter
 from dspark.rounds.local import EngineWorker, LocalDrafter, LocalVerifier
 from dspark.rounds.loop import RoundLoop
-from dspark.rounds.planner import planner_of
+from dspark.rounds.planner import Planner, planner_of
 from dspark.rounds.request import RequestStream
 from dspark.rounds.stats import LoopStats, RoundReport
 
-# A benchmark must never go on without drafts because a busy machine made one late.
-_PATIENT = LoopConfig(draft_timeout_s=60.0)
+# A benchmark must not go on without drafts because a busy machine made one late, nor turn requests away.
+_PATIENT = LoopConfig(draft_timeout_s=60.0, max_waiting=1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,24 +124,23 @@ class LocalDecoder:
     """A round loop over engines of this process, open inside its `async with`."""
 
     def __init__(
-        self, engines: Engines, *, policy: str, wrap: Callable[[Drafter], Drafter] | None = None
+        self, engines: Engines, *, policy: str | Planner, wrap: Callable[[Drafter], Drafter] | None = None
     ) -> None:
         """Put the loop together.
 
         Args:
             engines: shared with other decoders that are idle meanwhile.
-            policy: "early-stop", "fixed" or "off".
+            policy: "early-stop", "fixed" (the full block), "off", or a planner.
             wrap: puts something between the loop and the drafter, to watch the blocks.
         """
         worker = engines.worker
         local = LocalDrafter(engines.drafter, worker) if engines.drafter and policy != "off" else None
         drafter = wrap(local) if wrap is not None and local is not None else local
-        # What remains of a block is verified in full by "fixed", however long blocks are.
         gamma = engines.drafter.info.gamma if engines.drafter else 0
         self._loop = RoundLoop(
             drafter,
             LocalVerifier(engines.target, local, worker=worker),
-            planner=planner_of(policy, fixed_len=gamma),
+            planner=planner_of(policy, fixed_len=gamma) if isinstance(policy, str) else policy,
             config=_PATIENT,
         )
         self._loop.tell(self)

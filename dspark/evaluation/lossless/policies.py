@@ -1,0 +1,53 @@
+"""Ways to choose how much of a block is verified: those that ship, and that of Appendix A, which must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from dspark.scheduling.allocation import allocate_early_stop, allocate_fixed
+from dspark.scheduling.capacity import CapacityCurve
+from dspark.scheduling.survival import survival
+
+# Prefix length of one block, whose confidences come one by one.
+Policy = Callable[[Iterator[float]], int]
+
+# SPS(1, 2, 3) = 1.0, 0.5, 0.45 (paper, Appendix A)
+APPENDIX_A_CURVE = CapacityCurve.from_points([(1, 1.0), (2, 1 / 0.5), (3, 1 / 0.45)])
+# A step of four tokens costs this much more than one of one token.
+_EXTRA_COSTS = (0.15, 0.9, 1.8)
+
+
+def early_stop(curve: CapacityCurve) -> Policy:
+    """Algorithm 1 as it ships."""
+    return lambda confidences: allocate_early_stop([confidences], curve)[0]
+
+
+def fixed(prefix_len: int) -> Policy:
+    """The same length always; 0 is plain decoding."""
+    return lambda confidences: allocate_fixed([len(list(confidences))], prefix_len)[0]
+
+
+def retrospective(curve: CapacityCurve) -> Policy:
+    """The negative control: compares all prefixes with all confidences in view, so it looks ahead."""
+
+    def choose(confidences: Iterator[float]) -> int:
+        alive = survival(np.array(list(confidences)))
+        speeds = [
+            (1.0 + alive[:length].sum()) * curve.steps_per_second(1 + length)
+            for length in range(len(alive) + 1)
+        ]
+        return int(np.argmax(speeds))
+
+    return choose
+
+
+def shipped_policies(gamma: int) -> dict[str, Policy]:
+    """Every policy that ships, early stop on several curves."""
+    policies = {f"fixed {length}": fixed(length) for length in range(gamma + 1)}
+    for extra in _EXTRA_COSTS:
+        curve = CapacityCurve.from_points([(1, 1.0), (4, 1.0 + extra)])
+        policies[f"early stop, +{100 * extra:.0f} %"] = early_stop(curve)
+    policies["early stop, appendix A"] = early_stop(APPENDIX_A_CURVE)
+    return policies

@@ -1,0 +1,140 @@
+"""Losslessness of the whole loop over tiny models in float64: same tokens, same distribution."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from dspark.decoding.sampling import shaped_probs
+from dspark.decoding.types import DrafterInfo, GenerationRequest, StopParams, VerifierInfo
+from dspark.evaluation.generation import Engines, LocalDecoder
+from dspark.evaluation.lossless.statistics import ERROR_RATE, sequences_p_value
+from dspark.evaluation.lossless.tiny import VOCAB_SIZE, load_tiny_engines
+from dspark.evaluation.requests import sampling_of
+from dspark.evaluation.stock import StockModel
+from dspark.evaluation.verdict import Check
+from dspark.rounds.planner import Planner, planner_of
+
+_NUM_TOKENS = 24
+_TEMPERATURE = 1.0
+# Tokens of an output whose distribution is compared; the output goes on, so that whole blocks are drafted.
+_NUM_COMPARED, _NUM_SAMPLED = 3, 8
+_PROMPT = (1, 3, 0, 2)
+
+
+class ChangingPlanner:
+    """Another prefix length for each request and round, whatever the confidences, and so causal."""
+
+    def __init__(self, max_len: int) -> None:
+        self._num_lens = max_len + 1
+        self._num_rounds = 0
+
+    def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
+        """Needs none."""
+
+    def wants_drafts(self, num_requests: int) -> bool:
+        """Two rounds of three."""
+        self._num_rounds += 1
+        return self._num_rounds % 3 > 0
+
+    def plan(self, confidences: Sequence[Sequence[float]], num_prefill_tokens: int) -> list[int]:
+        """By round and place in the batch."""
+        return [
+            min(len(confidence), (self._num_rounds + 3 * place) % self._num_lens)
+            for place, confidence in enumerate(confidences)
+        ]
+
+
+def tiny_checks(directory: Path, *, num_prompts: int, num_samples: int) -> Iterator[Check]:
+    """All checks over tiny models, each as it is done.
+
+    Args:
+        directory: where the models are written.
+        num_prompts: prompts, or seeds, whose outputs are compared token by token.
+        num_samples: outputs of the sampling check.
+    """
+    engines = load_tiny_engines(directory)
+    try:
+        for temperature, name in ((0.0, "greedy"), (1.0, "coupled")):
+            requests = _requests(num_prompts, temperature)
+            yield asyncio.run(_same_tokens(engines, requests, name))
+        yield asyncio.run(_same_distribution(engines, directory / "target", num_samples))
+    finally:
+        engines.worker.shutdown()
+
+
+async def _same_tokens(engines: Engines, requests: Sequence[GenerationRequest], name: str) -> Check:
+    plain = await _decode(engines, planner_of("off"), requests)
+    num_same = num_accepted = num_outputs = 0
+    for planner in _planners(engines):
+        for one, other in zip(plain, await _decode(engines, planner, requests), strict=True):
+            num_same += one[0] == other[0]
+            num_accepted += other[1]
+            num_outputs += 1
+    found = f"{num_same} of {num_outputs} outputs the same, {num_accepted} drafts accepted"
+    # Without accepted drafts nothing was tested.
+    is_met = num_same == num_outputs and num_accepted > 0
+    return Check(f"tiny models: {name} output without and with drafts", found, "all the same", is_met)
+
+
+async def _same_distribution(engines: Engines, target: Path, num_samples: int) -> Check:
+    stop = StopParams(_NUM_SAMPLED)
+    requests = [
+        GenerationRequest(str(seed), _PROMPT, sampling_of(_TEMPERATURE, seed), stop)
+        for seed in range(num_samples)
+    ]
+    outputs = await _decode(engines, _planners(engines)[0], requests)
+    p_value = sequences_p_value(
+        (token_ids[:_NUM_COMPARED] for token_ids, _ in outputs),
+        exact_distribution(StockModel(target, "float64")),
+    )
+    found = f"p {p_value:.2g}, {sum(accepted for _, accepted in outputs)} drafts accepted"
+    return Check(
+        "tiny models: distribution by chi-square, rejection",
+        found,
+        f">= {ERROR_RATE:.1g}",
+        p_value >= ERROR_RATE,
+    )
+
+
+def exact_distribution(model: StockModel) -> dict[tuple[int, ...], float]:
+    """Distribution of the first tokens after the prompt, by the stock model's teacher forcing."""
+    distribution = {}
+    for sequence in product(range(VOCAB_SIZE), repeat=_NUM_COMPARED):
+        logits = model.score((*_PROMPT, *sequence), len(_PROMPT))
+        probs = shaped_probs(logits, sampling_of(_TEMPERATURE, 0))
+        distribution[sequence] = float(np.prod([probs[k, token_id] for k, token_id in enumerate(sequence)]))
+    return distribution
+
+
+def _planners(engines: Engines) -> list[Planner]:
+    assert engines.drafter is not None
+    gamma = engines.drafter.info.gamma
+    return [planner_of("fixed", fixed_len=gamma), ChangingPlanner(gamma)]
+
+
+def _requests(count: int, temperature: float) -> list[GenerationRequest]:
+    rng = np.random.default_rng(0)
+    prompts = [tuple(rng.integers(0, VOCAB_SIZE, rng.integers(2, 12)).tolist()) for _ in range(count)]
+    return [
+        GenerationRequest(
+            str(number),
+            prompt,
+            sampling_of(temperature, 1000 + number, is_coupled=True),
+            StopParams(_NUM_TOKENS),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+async def _decode(
+    engines: Engines, planner: Planner, requests: Sequence[GenerationRequest]
+) -> list[tuple[tuple[int, ...], int]]:
+    """Output tokens and number of accepted drafts of each request."""
+    async with LocalDecoder(engines, policy=planner) as decoder:
+        outputs = await decoder.generate(requests)
+    return [(one.token_ids, sum(delta.round.num_accepted for delta in one.rounds)) for one in outputs]
