@@ -1,1 +1,1 @@
-"""Engines that run models: pages, ragged batches, attention kernels, the target engine and the draft engine."""
+"""Engines that run models: pages, ragged batches, attention kernels, target engine and draft engine."""

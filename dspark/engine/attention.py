@@ -25,8 +25,8 @@ class RaggedLayout:
         slots: [T] int64, `page * page_size + offset` where this row's key and value go.
         row_request: [T] int32, row of the page table.
         page_table: [R, P] int32, pages of each request in order; padding is never read.
-        kv_lens: [T] int32, keys this row sees, counted from the request's first page. They may stand after the
-            row itself: a draft block is bidirectional.
+        kv_lens: [T] int32, keys this row sees, counted from the request's first page. They may stand after
+            the row itself: a draft block is bidirectional.
     """
 
     slots: Tensor
@@ -37,9 +37,8 @@ class RaggedLayout:
     def __post_init__(self) -> None:
         num_rows = self.slots.shape[0]
         assert self.row_request.shape == self.kv_lens.shape == (num_rows,), "one entry per row"
-        assert self.page_table.ndim == 2 and self.page_table.is_contiguous(), (
-            "page_table is [R, P], contiguous"
-        )
+        assert self.page_table.ndim == 2, f"page_table is [R, P], not {tuple(self.page_table.shape)}"
+        assert self.page_table.is_contiguous(), "page_table must be contiguous"
         types = (self.slots.dtype, self.row_request.dtype, self.page_table.dtype, self.kv_lens.dtype)
         assert types == (torch.int64, torch.int32, torch.int32, torch.int32), f"wrong index types {types}"
 
@@ -77,8 +76,10 @@ def paged_attention(
         scale: of the scores.
         transform: norm and rotation still to be applied to query and key; kernels only.
     """
-    assert query.shape[0] == layout.slots.shape[0] and query.shape[2] == pool.head_dim, f"query {query.shape}"
-    assert key.shape == value.shape == (query.shape[0], pool.num_kv_heads, pool.head_dim), f"key {key.shape}"
+    num_rows = layout.slots.shape[0]
+    assert (query.shape[0], query.shape[2]) == (num_rows, pool.head_dim), f"query {query.shape}"
+    assert key.shape == value.shape == (num_rows, pool.num_kv_heads, pool.head_dim), f"key {key.shape}"
+    assert query.dtype == key.dtype == value.dtype == pool.dtype, f"{query.dtype} over {pool.dtype} pages"
     if pool.kernels is None:
         assert transform is None, "only the kernels transform heads"
         write_pages(pool, layer, key, value, layout)
@@ -145,7 +146,7 @@ def ragged_attention_forward(
     query: Tensor,  # [1, Hq, T, D]
     key: Tensor,  # [1, Hkv, T, D]
     value: Tensor,  # [1, Hkv, T, D]
-    attention_mask: Tensor | None,  # noqa: ARG001 - the layout says what a row sees
+    attention_mask: Tensor | None,
     scaling: float,
     *,
     ragged: RaggedStep,

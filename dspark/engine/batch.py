@@ -1,4 +1,4 @@
-"""Builds one ragged step: which tokens of which requests are computed, and the index tensors that say so."""
+"""Plans one ragged step: which tokens of which requests are computed, and which logits are judged."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from dspark.decoding.acceptance import Judgement
 from dspark.decoding.types import PrefillItem, TokenIds, VerifyItem, VerifyOutcome, VerifyStatus
 from dspark.engine.attention import RaggedLayout
+from dspark.engine.layout import Span, causal_layout
 from dspark.engine.pages import OutOfPagesError
-from dspark.engine.requests import HeldRequest, RequestTable
+from dspark.engine.requests import HeldRequest, Limits, RequestTable
 from dspark.errors import ContextTooLongError, InvalidRequestError
 
 StepItem = PrefillItem | VerifyItem
@@ -26,10 +27,13 @@ class Segment:
     """The consecutive rows of one request in a step.
 
     Attributes:
+        item: index of the item it answers.
+        held: the request.
         start: absolute position of the first row.
         first_row: its row in the step.
-        item: index of the item it answers.
+        token_ids: one per row.
         num_logits: how many of its last rows need logits; 0 while more of the prompt remains.
+        drafts: the item when it verifies, None when it prefills.
     """
 
     item: int
@@ -51,6 +55,7 @@ class Batch:
     """All segments of a step and what could not be computed.
 
     Attributes:
+        segments: in the order of their rows.
         refused: outcome by item index for items without a segment.
     """
 
@@ -64,23 +69,10 @@ class Batch:
 
     def index_tensors(self, page_size: int) -> tuple[Tensor, Tensor, RaggedLayout]:
         """Token ids [T], positions [T] and the layout of the rows."""
-        counts = np.array([segment.num_rows for segment in self.segments])
-        starts = np.array([segment.start for segment in self.segments])
-        firsts = np.cumsum(counts) - counts
-        row_request = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        positions = np.arange(counts.sum()) + np.repeat(starts - firsts, counts)
-        page_table = np.zeros((len(counts), max(len(s.held.pages) for s in self.segments)), dtype=np.int32)
-        for row, segment in enumerate(self.segments):
-            page_table[row, : len(segment.held.pages)] = segment.held.pages
-        pages = page_table[row_request, positions // page_size].astype(np.int64)
-        token_ids = np.concatenate([np.asarray(s.token_ids, dtype=np.int64) for s in self.segments])
-        layout = RaggedLayout(
-            slots=torch.from_numpy(pages * page_size + positions % page_size),
-            row_request=torch.from_numpy(row_request),
-            page_table=torch.from_numpy(page_table),
-            kv_lens=torch.from_numpy((positions + 1).astype(np.int32)),
-        )
-        return torch.from_numpy(token_ids), torch.from_numpy(positions), layout
+        spans = [Span(segment.start, segment.num_rows, segment.held.pages) for segment in self.segments]
+        positions, layout = causal_layout(spans, page_size)
+        token_ids = [token for segment in self.segments for token in segment.token_ids]
+        return torch.tensor(token_ids), positions, layout
 
     def logit_rows(self) -> list[int]:
         """Rows of the step that need logits, in order of the segments."""
@@ -112,9 +104,7 @@ class Batch:
         return found
 
 
-def plan_batch(
-    items: Sequence[StepItem], table: RequestTable, *, max_context_len: int, vocab_size: int
-) -> Batch:
+def plan_batch(items: Sequence[StepItem], table: RequestTable, limits: Limits) -> Batch:
     """Decide what a step computes and take the pages it needs.
 
     Raises:
@@ -122,7 +112,7 @@ def plan_batch(
         ContextTooLongError: an item goes beyond the context.
     """
     for item in items:
-        _check_item(item, max_context_len, vocab_size)
+        _check_item(item, limits)
     segments: list[Segment] = []
     refused: dict[int, VerifyOutcome] = {}
     seen: set[str] = set()
@@ -152,7 +142,7 @@ def refusal(item: StepItem, status: VerifyStatus, committed_len: int) -> VerifyO
     return VerifyOutcome(item.request_id, item.epoch, base, status)
 
 
-def _check_item(item: StepItem, max_context_len: int, vocab_size: int) -> None:
+def _check_item(item: StepItem, limits: Limits) -> None:
     if isinstance(item, PrefillItem):
         if item.num_tokens < 1:
             raise InvalidRequestError(
@@ -160,15 +150,15 @@ def _check_item(item: StepItem, max_context_len: int, vocab_size: int) -> None:
             )
         return
     drafts = item.draft_token_ids
-    if len(drafts) and not 0 <= int(drafts.min()) <= int(drafts.max()) < vocab_size:
+    if len(drafts) and not 0 <= int(drafts.min()) <= int(drafts.max()) < limits.vocab_size:
         raise InvalidRequestError(
-            f"draft_token_ids must lie in [0, {vocab_size}); the drafter is for another target",
+            f"draft_token_ids must lie in [0, {limits.vocab_size}); the drafter is for another target",
             "draft_token_ids",
         )
-    if item.base_committed_len + len(drafts) > max_context_len:
+    if item.base_committed_len + len(drafts) > limits.max_context_len:
         raise ContextTooLongError(
             f"request {item.request_id!r} would reach position {item.base_committed_len + len(drafts)}, "
-            f"the context holds {max_context_len}",
+            f"the context holds {limits.max_context_len}",
             "draft_token_ids",
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +11,34 @@ from torch import Tensor, nn
 
 from dspark.engine.attention import RaggedStep
 from dspark.engine.linear import pack_linears
+
+
+class ModelConfig(Protocol):
+    """What the engine reads from a model's config."""
+
+    model_type: str
+    hidden_act: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_parameters: dict[str, Any]
+
+
+class CausalModel(Protocol):
+    """A decoder-only model of transformers: `model` holds the layers, `lm_head` makes logits."""
+
+    config: Any  # ModelConfig; transformers types it as the base of all configs
+    model: Any
+    lm_head: Any
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """Modules directly below this one."""
+        ...
 
 
 class TargetForward(Protocol):
@@ -39,7 +67,7 @@ class StockForward:
 
     def __init__(
         self,
-        model: Any,
+        model: CausalModel,
         target_layer_ids: Sequence[int],
         *,
         use_kernels: bool = True,
@@ -69,8 +97,8 @@ class StockForward:
         logits: Tensor = self._model.lm_head(hidden)
         return logits
 
-    def _tap_into(self, layer_id: int) -> Any:
-        def tap(_module: nn.Module, _inputs: object, output: Any) -> None:
+    def _tap_into(self, layer_id: int) -> Callable[[nn.Module, object, Tensor | tuple[Tensor, ...]], None]:
+        def tap(_module: nn.Module, _inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
             states = output[0] if isinstance(output, tuple) else output
             self._taps[layer_id] = states.reshape(-1, self._hidden_size)
 

@@ -8,16 +8,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dspark.engine.attention import RaggedStep, paged_attention
+from dspark.engine.forward import CausalModel
 from dspark.engine.kernels.native import HeadTransform, NativeKernels, load_kernels
 from dspark.engine.linear import PackedLinear, WeightArena, can_pack, fuse_linears, make_linear, open_arena
+from dspark.engine.pages import PAGE_SIZE
+from dspark.models.target import TARGET_FAMILIES
 
 _LANES = 16
+
+
+class _StockMlp(Protocol):
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+
+
+class _StockLayer(Protocol):
+    self_attn: Any
+    mlp: _StockMlp
+    input_layernorm: Any
+    post_attention_layernorm: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +49,18 @@ class _Layer:
     scale: float
 
 
-def is_lean(model: Any, dtype: torch.dtype, cache_dir: Path | None = None) -> bool:
+def is_lean(model: CausalModel, dtype: torch.dtype, cache_dir: Path | None = None) -> bool:
     """Whether the lean forward computes this model on this machine."""
     config = model.config
     sizes = (config.hidden_size, config.intermediate_size, model.model.layers[0].self_attn.head_dim)
     return (
-        config.model_type in ("llama", "qwen2", "qwen3")
+        config.model_type in TARGET_FAMILIES
         and config.hidden_act == "silu"
         and all(size % _LANES == 0 for size in sizes)
         and can_pack(model.lm_head.weight)
         and load_kernels(cache_dir) is not None
         and NativeKernels.supports(
-            dtype=dtype, device=model.lm_head.weight.device, head_dim=sizes[2], page_size=16
+            dtype=dtype, device=model.lm_head.weight.device, head_dim=sizes[2], page_size=PAGE_SIZE
         )
     )
 
@@ -53,7 +69,7 @@ class LeanForward:
     """A decoder-only model as a list of tensors."""
 
     def __init__(
-        self, model: Any, target_layer_ids: Sequence[int], *, cache_dir: Path | None = None
+        self, model: CausalModel, target_layer_ids: Sequence[int], *, cache_dir: Path | None = None
     ) -> None:
         config = model.config
         self.use_kernels = True
@@ -115,7 +131,7 @@ class LeanForward:
 class _RotaryTable:
     """Cosines and sines of every position, rounded as the model rounds them, made once."""
 
-    def __init__(self, model: Any, num_positions: int) -> None:
+    def __init__(self, model: CausalModel, num_positions: int) -> None:
         like = model.lm_head.weight
         cos, sin = model.model.rotary_emb(like, torch.arange(num_positions)[None])
         half = cos.shape[-1] // 2
@@ -141,7 +157,7 @@ class _GatedLinear(nn.Module):
         return self._kernels.silu_mul(self._gate_up(x))
 
 
-def _lean_layer(layer: Any, kernels: NativeKernels, arena: WeightArena | None) -> _Layer:
+def _lean_layer(layer: _StockLayer, kernels: NativeKernels, arena: WeightArena | None) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     return _Layer(
@@ -161,8 +177,9 @@ def _packed(linear: nn.Linear, arena: WeightArena | None) -> nn.Module:
     return make_linear(linear.weight, None if linear.bias is None else linear.bias.detach(), arena=arena)
 
 
-def _gated_linear(mlp: Any, kernels: NativeKernels, arena: WeightArena | None) -> nn.Module:
+def _gated_linear(mlp: _StockMlp, kernels: NativeKernels, arena: WeightArena | None) -> nn.Module:
     gate, up = mlp.gate_proj, mlp.up_proj
     if arena is not None and kernels.can_multiply(gate.weight) and gate.bias is None:
-        return PackedLinear(torch.cat([gate.weight.detach(), up.weight.detach()]), None, arena=arena, is_gated=True)
+        weight = torch.cat([gate.weight.detach(), up.weight.detach()])
+        return PackedLinear(weight, None, arena=arena, is_gated=True)
     return _GatedLinear(fuse_linears(gate, up, arena=arena), kernels)

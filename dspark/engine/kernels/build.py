@@ -33,12 +33,11 @@ def build_kernels(cache_dir: Path, *, source: Path = SERVING_KERNELS, compiler: 
     Returns:
         The shared library, or None where there is no compiler or it fails: the torch path is used then.
     """
-    sources = [*sorted(Path(__file__).parent.glob("*.h")), source]
     executable = shutil.which(compiler)
     if executable is None:
         return None
     folder = cache_dir / "kernels"
-    library = folder / f"{source.stem}-{_key(sources, executable)}.so"
+    library = folder / f"{source.stem}-{_key(source, executable)}.so"
     if library.exists():
         return library
     try:
@@ -60,15 +59,18 @@ def _compile(executable: str, source: Path, library: Path) -> Path:
     return library
 
 
-def _key(sources: list[Path], executable: str) -> str:
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(source.read_bytes())
-    digest.update(" ".join(_FLAGS).encode())
-    stat = Path(executable).resolve().stat()
-    digest.update(f"{executable} {stat.st_size} {stat.st_mtime_ns}".encode())
-    digest.update(cpu_flags().encode())
+def source_key(source: Path = SERVING_KERNELS) -> str:
+    """Changes whenever this source, the shared headers or the compiler flags do."""
+    digest = hashlib.sha256(" ".join(_FLAGS).encode())
+    for file in [*sorted(Path(__file__).parent.glob("*.h")), source]:
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _key(source: Path, executable: str) -> str:
+    stat = Path(executable).resolve().stat()
+    text = f"{source_key(source)} {executable} {stat.st_size} {stat.st_mtime_ns} {cpu_flags()}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def cpu_flags() -> str:

@@ -1,4 +1,4 @@
-"""Typed calls into the compiled kernels: tensors in, tensors filled. Arguments are checked here, not in C++."""
+"""Typed calls into the compiled kernels: tensors in, tensors out. Arguments are checked here, not in C++."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class NativeKernels:
     """The loaded library. Stateless: any thread may call it."""
 
     def __init__(self, library: Path) -> None:
-        # torch is imported first, so the library finds torch's own libgomp by its name and shares its threads.
+        # torch came first, so the library finds torch's own libgomp by its name and shares its threads.
         handle = ctypes.CDLL(str(library))
         self._attend = handle.dspark_attend
         self._write_pages = handle.dspark_write_pages

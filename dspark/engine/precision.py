@@ -1,0 +1,89 @@
+"""Chooses the dtype of a target: bfloat16 or float32, whichever this machine multiplies faster."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dspark.engine.linear import make_linear, open_arena
+from dspark.engine.measurements import Measurements
+from dspark.errors import ConfigurationError
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+# Rows of a step that verifies few, some and many drafts.
+_ROW_COUNTS = (1, 8, 32)
+_REPEATS = 5
+_MAX_WEIGHTS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeChoice:
+    """A dtype and why.
+
+    Attributes:
+        dtype: of weights, KV pages and computation.
+        reason: one sentence for a log or a report.
+    """
+
+    dtype: torch.dtype
+    reason: str
+
+
+def choose_dtype(name: str, path: Path, *, measurements: Measurements, cache_dir: Path) -> DtypeChoice:
+    """The dtype a user named, or for "auto" the one that is faster here; measured once per machine.
+
+    Raises:
+        ConfigurationError: no such dtype.
+    """
+    if name != "auto":
+        if name not in _DTYPES:
+            raise ConfigurationError(f"dtype is {name!r}; choose auto, {', '.join(_DTYPES)}")
+        return DtypeChoice(_DTYPES[name], "asked for")
+    found = measurements.recall("dtype")
+    if found is None:
+        found = {
+            kind: _time_layer(path, _DTYPES[kind], cache_dir=cache_dir) for kind in ("bfloat16", "float32")
+        }
+        measurements.record("dtype", found)
+    best = min(found, key=lambda kind: float(found[kind]))
+    other = "float32" if best == "bfloat16" else "bfloat16"
+    reason = (
+        f"the matmuls of one layer take {found[best] * 1e3:.2f} ms in {best} and {found[other] * 1e3:.2f} ms "
+        f"in {other} (mean over {', '.join(map(str, _ROW_COUNTS))} rows)"
+    )
+    return DtypeChoice(_DTYPES[best], reason)
+
+
+@torch.inference_mode()
+def _time_layer(path: Path, dtype: torch.dtype, *, cache_dir: Path) -> float:
+    """Mean seconds of the linear layers of one decoder layer over the row counts."""
+    arena = open_arena(cache_dir)
+    layers = [
+        (width, make_linear(torch.full((height, width), 0.01, dtype=dtype), arena=arena))
+        for height, width in _layer_shapes(path)
+    ]
+    totals = []
+    for num_rows in _ROW_COUNTS:
+        inputs = {width: torch.ones(num_rows, width, dtype=dtype) for width, _ in layers}
+        seconds = []
+        for _ in range(_REPEATS + 1):
+            started = time.perf_counter()
+            for width, layer in layers:
+                layer(inputs[width])
+            seconds.append(time.perf_counter() - started)
+        # The first one prepares what the others reuse.
+        totals.append(statistics.median(seconds[1:]))
+    return statistics.mean(totals)
+
+
+def _layer_shapes(path: Path) -> list[tuple[int, int]]:
+    """[out, in] of the linear layers, large ones cut so that the measurement stays short."""
+    config = json.loads((path / "config.json").read_text())
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    shapes = [(2 * hidden, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)]
+    return [(min(height, max(16, _MAX_WEIGHTS // width)), width) for height, width in shapes]
