@@ -71,24 +71,19 @@ inline void mix_tile(const AttentionArgs& a, TileState& s) {
 
 template <class T>
 inline void attend_lanes(const AttentionArgs& a) {
+  write_rows<T>(a);
   const std::vector<Tile> tiles = make_tiles(a, kGroup);
-  const int64_t num_tiles = (int64_t)tiles.size();
-#pragma omp parallel num_threads(a.num_threads) if (num_tiles > 1)
-  {
-    write_rows<T>(a);
-    TileState s;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_tiles; i++) {
-      begin_tile<T>(a, tiles[i], s);
-      score_tile<T>(a, s);
-      for (int r = 0; r < s.rows; r++) {
-        float* scores = s.scores.data() + r * s.stride;
-        s.inverse[r] = weigh_row(scores, scores, s.kv_len[r], a.scale);
-      }
-      mix_tile<T>(a, s);
-      end_tile<T>(a, tiles[i], s);
+  Workers::shared().run(tiles.size(), a.num_threads, [&](int64_t i) {
+    TileState& s = tile_state();
+    begin_tile<T>(a, tiles[i], s);
+    score_tile<T>(a, s);
+    for (int r = 0; r < s.rows; r++) {
+      float* scores = s.scores.data() + r * s.stride;
+      s.inverse[r] = weigh_row(scores, scores, s.kv_len[r], a.scale);
     }
-  }
+    mix_tile<T>(a, s);
+    end_tile<T>(a, tiles[i], s);
+  });
 }
 
 }  // namespace dspark

@@ -90,24 +90,19 @@ inline void weigh_tile(const AttentionArgs& a, TileState& s) {
 }
 
 inline void attend_tiles(const AttentionArgs& a) {
+  write_rows<BFloat16>(a);
   const std::vector<Tile> tiles = make_tiles(a, kTileRows);
-  const int64_t num_tiles = (int64_t)tiles.size();
-#pragma omp parallel num_threads(a.num_threads) if (num_tiles > 1)
-  {
-    write_rows<BFloat16>(a);
+  Workers::shared().run(tiles.size(), a.num_threads, [&](int64_t i) {
     TileScope scope(true);
-    TileState s;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_tiles; i++) {
-      begin_tile<BFloat16>(a, tiles[i], s);
-      score_with_tiles(a, s);
-      weigh_tile(a, s);
-      int d = 0;
-      for (; d + 64 <= a.head_dim; d += 64) mix_with_tiles<4>(a, s, d);
-      if (d < a.head_dim) mix_with_tiles<2>(a, s, d);
-      end_tile<BFloat16>(a, tiles[i], s);
-    }
-  }
+    TileState& s = tile_state();
+    begin_tile<BFloat16>(a, tiles[i], s);
+    score_with_tiles(a, s);
+    weigh_tile(a, s);
+    int d = 0;
+    for (; d + 64 <= a.head_dim; d += 64) mix_with_tiles<4>(a, s, d);
+    if (d < a.head_dim) mix_with_tiles<2>(a, s, d);
+    end_tile<BFloat16>(a, tiles[i], s);
+  });
 }
 
 }  // namespace dspark

@@ -12,6 +12,7 @@
 #include "amx.h"
 #include "pages.h"
 #include "simd.h"
+#include "workers.h"
 
 namespace dspark {
 
@@ -99,15 +100,17 @@ inline void write_row(const AttentionArgs& a, int64_t row, int kv_head) {
   for (int d = 0; d < D; d++) values[value_index<T>(D, d, offset)] = value[d];
 }
 
-// Keys and values of all rows into their pages; called by every thread of a parallel region.
+// Keys and values of all rows into their pages.
 template <class T>
 inline void write_rows(const AttentionArgs& a) {
-#pragma omp for schedule(static) collapse(2)
-  for (int64_t row = 0; row < a.num_rows; row++)
-    for (int head = 0; head < a.num_kv_heads; head++) write_row<T>(a, row, head);
+  constexpr int64_t kRowsPerPiece = 16;
+  run_ranges(a.num_rows, kRowsPerPiece, a.num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++)
+      for (int head = 0; head < a.num_kv_heads; head++) write_row<T>(a, row, head);
+  });
 }
 
-// Scratch of one thread for the query rows of one tile.
+// Scratch of one thread for the query rows of one tile; kept, as it is large.
 struct TileState {
   alignas(64) float query[kTileRows * kMaxHeadDim];
   alignas(64) float out[kTileRows * kMaxHeadDim];
@@ -121,6 +124,11 @@ struct TileState {
 
   int last_page() const { return (longest - 1) / kPage; }
 };
+
+inline TileState& tile_state() {
+  static thread_local TileState* state = new TileState();
+  return *state;
+}
 
 // Scores of one row to softmax weights, left unnormalised; returns 1 / their sum. Keys at or beyond kv_len get no
 // weight, whatever their score. The weights summed are the weights used: rounded as W.

@@ -5,11 +5,12 @@
 #include <cmath>
 
 #include "simd.h"
+#include "workers.h"
 
 namespace dspark {
 
-// Below this many elements a second thread costs more than it saves.
-constexpr int64_t kParallelFrom = 16384;
+// Numbers of one piece of work: less is not worth a second thread.
+constexpr int64_t kPiece = 16384;
 
 struct NormArgs {
   void* residual;      // [T, H]; receives residual + delta
@@ -44,8 +45,9 @@ inline void add_norm_row(const NormArgs& a, int64_t row) {
 
 template <class T>
 inline void add_norm(const NormArgs& a) {
-#pragma omp parallel for schedule(static) num_threads(a.num_threads) if (a.num_rows * a.hidden_size >= kParallelFrom)
-  for (int64_t row = 0; row < a.num_rows; row++) add_norm_row<T>(a, row);
+  run_ranges(a.num_rows, kPiece / a.hidden_size + 1, a.num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) add_norm_row<T>(a, row);
+  });
 }
 
 struct GateArgs {
@@ -57,17 +59,17 @@ struct GateArgs {
 
 template <class T>
 inline void silu_mul(const GateArgs& a) {
-  const int64_t I = a.intermediate_size, chunk = kLanes * 16, chunks = (I + chunk - 1) / chunk;
-#pragma omp parallel for schedule(static) num_threads(a.num_threads) if (a.num_rows * I >= kParallelFrom)
-  for (int64_t c = 0; c < a.num_rows * chunks; c++) {
-    const int64_t row = c / chunks, begin = c % chunks * chunk, end = begin + chunk < I ? begin + chunk : I;
-    const T *gate = (const T*)a.gate_up + row * 2 * I, *up = gate + I;
-    T* out = (T*)a.out + row * I;
-    for (int64_t i = begin; i < end; i += kLanes) {
-      FloatVec g = load(gate + i);
-      store(out + i, round_as<T>(g / (1.0f + exp_lanes(-g))) * load(up + i));
+  const int64_t I = a.intermediate_size;
+  run_ranges(a.num_rows, kPiece / I + 1, a.num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      const T *gate = (const T*)a.gate_up + row * 2 * I, *up = gate + I;
+      T* out = (T*)a.out + row * I;
+      for (int64_t i = 0; i < I; i += kLanes) {
+        const FloatVec g = load(gate + i);
+        store(out + i, round_as<T>(g / (1.0f + exp_lanes(-g))) * load(up + i));
+      }
     }
-  }
+  });
 }
 
 }  // namespace dspark

@@ -4,10 +4,12 @@
 // Exactness: an output element is summed over k in one order, whatever the number of rows or threads.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "amx.h"
 #include "simd.h"
+#include "workers.h"
 
 #if !DSPARK_AMX && defined(__AVX512BF16__)
 #define DSPARK_DOT 1
@@ -16,6 +18,7 @@
 namespace dspark {
 
 constexpr int kBlockN = 32;             // outputs of one block: two tiles of 16
+constexpr int kPiecesPerThread = 8;     // so that no thread waits long for the last one
 constexpr int kTileSize = 16 * kTileK;  // numbers of one tile
 
 struct MatmulArgs {
@@ -31,7 +34,7 @@ struct MatmulArgs {
 struct PackArgs {
   const void* weight;  // [N, K]
   void* packed;
-  int32_t in_features, out_features, is_gated;
+  int32_t in_features, out_features, is_gated, num_threads;
 };
 
 // Row of the weight that becomes output n of the packed blocks; -1: padding.
@@ -46,8 +49,7 @@ inline int64_t source_row(const PackArgs& a, int64_t n) {
 inline void pack_weight(const PackArgs& a) {
   const int64_t K = a.in_features, blocks = (a.out_features + kBlockN - 1) / kBlockN;
   const BFloat16* weight = (const BFloat16*)a.weight;
-#pragma omp parallel for schedule(static)
-  for (int64_t block = 0; block < blocks; block++) {
+  Workers::shared().run(blocks, a.num_threads, [&](int64_t block) {
     BFloat16* out = (BFloat16*)a.packed + block * kBlockN * K;
     for (int64_t k = 0; k < K; k++)
       for (int64_t n = 0; n < kBlockN; n++) {
@@ -55,7 +57,7 @@ inline void pack_weight(const PackArgs& a) {
         const int64_t tile = (k / kTileK * 2 + n / 16) * kTileSize;
         out[tile + k % kTileK / 2 * 32 + n % 16 * 2 + k % 2] = row < 0 ? BFloat16{0} : weight[row * K + k];
       }
-  }
+  });
 }
 
 // Sums of `rows` rows (at most 16 per tile) and one block, [row][32], to the output.
@@ -211,12 +213,11 @@ inline void matmul(const MatmulArgs& a) {
     x = padded.data();
     stride = K;
   }
-#pragma omp parallel num_threads(a.num_threads)
-  {
+  const int64_t piece = std::max<int64_t>(1, blocks / (a.num_threads * kPiecesPerThread));
+  run_ranges(blocks, piece, a.num_threads, [&](int64_t begin, int64_t end) {
     TileScope scope(false);
-#pragma omp for schedule(static)
-    for (int64_t block = 0; block < blocks; block++) multiply(a, x, stride, block);
-  }
+    for (int64_t block = begin; block < end; block++) multiply(a, x, stride, block);
+  });
 }
 
 }  // namespace dspark

@@ -63,7 +63,7 @@ class _MatmulArgs(ctypes.Structure):
 class _PackArgs(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("weight", "packed")),
-        *((name, _int32) for name in ("in_features", "out_features", "is_gated")),
+        *((name, _int32) for name in ("in_features", "out_features", "is_gated", "num_threads")),
     )
 
 
@@ -105,7 +105,6 @@ class NativeKernels:
     """The loaded library. Stateless: any thread may call it."""
 
     def __init__(self, library: Path) -> None:
-        # torch came first, so the library finds torch's own libgomp by its name and shares its threads.
         handle = ctypes.CDLL(str(library))
         self._attend = handle.dspark_attend
         self._write_pages = handle.dspark_write_pages
@@ -164,6 +163,7 @@ class NativeKernels:
         assert not is_gated or num_rows % _BLOCK_OUTPUTS == 0, f"{num_rows} gates and ups"
         weight = weight.contiguous()
         args = _PackArgs(weight.data_ptr(), memory.data_ptr(), width, num_rows, is_gated)
+        args.num_threads = torch.get_num_threads()
         self._pack_weight(ctypes.byref(args))
         return PackedWeight(memory, width, num_rows, is_gated)
 
@@ -234,6 +234,7 @@ class NativeKernels:
         args.key_pages, args.value_pages = pages[0].data_ptr(), pages[1].data_ptr()
         args.key_stride, args.value_stride = key.stride(0), value.stride(0)
         args.num_rows, args.num_kv_heads, args.head_dim = key.shape
+        args.num_threads = torch.get_num_threads()
         self._write_pages(_DTYPES[key.dtype], ctypes.byref(args))
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
