@@ -15,10 +15,10 @@ from services.runtime.wire import (
     sampling_from_pb,
     sampling_to_pb,
     sparse_probs_from_pb,
-    sparse_probs_to_pb,
     tensor_from_pb,
-    tensor_to_pb,
     token_ids_from_pb,
+    write_sparse_probs,
+    write_tensor,
 )
 
 
@@ -91,18 +91,17 @@ def _request_from_pb(item: drafter_pb2.DraftItem) -> DraftRequest:
 
 def blocks_to_pb(blocks: Iterable[DraftBlock], draft_ns: int) -> drafter_pb2.DraftResponse:
     """Proposed blocks as a message."""
-    messages = [
-        drafter_pb2.DraftBlock(
+    response = drafter_pb2.DraftResponse(draft_ns=draft_ns)
+    for block in blocks:
+        message = response.blocks.add(
             request_id=block.request_id,
             epoch=block.epoch,
             base_committed_len=block.base_committed_len,
             token_ids=block.token_ids.tolist(),
             confidence=block.confidence.tolist(),
-            probs=sparse_probs_to_pb(block.probs),
         )
-        for block in blocks
-    ]
-    return drafter_pb2.DraftResponse(blocks=messages, draft_ns=draft_ns)
+        write_sparse_probs(block.probs, message.probs)
+    return response
 
 
 def blocks_from_pb(message: drafter_pb2.DraftResponse) -> list[DraftBlock]:
@@ -134,16 +133,11 @@ def _block_from_pb(block: drafter_pb2.DraftBlock) -> DraftBlock:
 
 def features_to_pb(batches: Sequence[FeatureBatch]) -> drafter_pb2.PushFeaturesRequest:
     """Features of one step as a message."""
-    messages = [
-        drafter_pb2.FeatureBatch(
-            request_id=batch.request_id,
-            epoch=batch.epoch,
-            start=batch.start,
-            features=tensor_to_pb(batch.features),
-        )
-        for batch in batches
-    ]
-    return drafter_pb2.PushFeaturesRequest(batches=messages)
+    request = drafter_pb2.PushFeaturesRequest()
+    for batch in batches:
+        message = request.batches.add(request_id=batch.request_id, epoch=batch.epoch, start=batch.start)
+        write_tensor(batch.features, message.features)
+    return request
 
 
 def features_from_pb(message: drafter_pb2.PushFeaturesRequest) -> list[FeatureBatch]:

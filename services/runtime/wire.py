@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,11 @@ import numpy.typing as npt
 from dspark.api.v1 import common_pb2
 from dspark.decoding.types import Acceptance, FinishReason, SamplingParams, SparseProbs, TokenLogprobs
 from dspark.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
+    _SparseField = RepeatedCompositeFieldContainer[common_pb2.SparseProbs]
 
 _ACCEPTANCE_TO_PB = {
     Acceptance.GREEDY: common_pb2.ACCEPTANCE_GREEDY,
@@ -87,15 +92,16 @@ def finish_reason_from_pb(value: common_pb2.FinishReason.ValueType) -> FinishRea
     return _FINISH_FROM_PB.get(value)
 
 
-def sparse_probs_to_pb(probs: Iterable[SparseProbs]) -> list[common_pb2.SparseProbs]:
-    """Draft distributions as messages."""
-    return [
-        common_pb2.SparseProbs(
+def write_sparse_probs(probs: Iterable[SparseProbs], field: _SparseField) -> None:
+    """Append draft distributions to a repeated field.
+
+    In place, because a message that is given to the constructor of another is copied at every level.
+    """
+    for each in probs:
+        field.add(
             token_ids=each.token_ids.astype(_INT32, copy=False).tobytes(),
             probs=each.probs.astype(_FLOAT32, copy=False).tobytes(),
         )
-        for each in probs
-    ]
 
 
 def sparse_probs_from_pb(messages: Iterable[common_pb2.SparseProbs]) -> tuple[SparseProbs, ...]:
@@ -136,12 +142,12 @@ def logprobs_from_pb(messages: Iterable[common_pb2.TokenLogprobs]) -> tuple[Toke
     )
 
 
-def tensor_to_pb(array: npt.NDArray[np.generic]) -> common_pb2.Tensor:
-    """An array as a message; uint16 words are taken as bfloat16."""
+def write_tensor(array: npt.NDArray[np.generic], message: common_pb2.Tensor) -> None:
+    """Fill a message with an array, in place; uint16 words are taken as bfloat16."""
     dtype = array.dtype.newbyteorder("<")
-    return common_pb2.Tensor(
-        dtype=_DTYPE_NAMES[dtype], shape=array.shape, data=array.astype(dtype, copy=False).tobytes()
-    )
+    message.dtype = _DTYPE_NAMES[dtype]
+    message.shape.extend(array.shape)
+    message.data = array.astype(dtype, copy=False).tobytes()
 
 
 def tensor_from_pb(message: common_pb2.Tensor) -> npt.NDArray[np.generic]:

@@ -113,7 +113,9 @@ class FeaturePusher:
             dropped = self._remove_oldest()
             self.num_dropped += len(dropped.batches)
             metrics.FEATURE_BATCHES_DROPPED.inc(len(dropped.batches))
-        self._wake.set()
+        # One turn later: the answer to the step is on its way before these are packed, and the scheduler's
+        # work on it hides the time that takes.
+        self._loop.call_soon(self._wake.set)
 
     def _remove_oldest(self) -> _Group:
         group = self._queue.popleft()

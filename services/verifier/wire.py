@@ -23,8 +23,8 @@ from services.runtime.wire import (
     sampling_from_pb,
     sampling_to_pb,
     sparse_probs_from_pb,
-    sparse_probs_to_pb,
     token_ids_from_pb,
+    write_sparse_probs,
 )
 
 StepItem = PrefillItem | VerifyItem
@@ -106,23 +106,24 @@ def open_from_pb(message: verifier_pb2.OpenRequest) -> OpenRequest:
 
 def items_to_pb(items: Iterable[StepItem]) -> verifier_pb2.VerifyRequest:
     """The items of one step as a message."""
-    return verifier_pb2.VerifyRequest(items=[_item_to_pb(item) for item in items])
+    request = verifier_pb2.VerifyRequest()
+    for item in items:
+        message = request.items.add()
+        if isinstance(item, PrefillItem):
+            message.prefill.request_id = item.request_id
+            message.prefill.epoch = item.epoch
+            message.prefill.num_tokens = item.num_tokens
+        else:
+            _write_verify(item, message.verify)
+    return request
 
 
-def _item_to_pb(item: StepItem) -> verifier_pb2.StepItem:
-    if isinstance(item, PrefillItem):
-        prefill = verifier_pb2.PrefillItem(
-            request_id=item.request_id, epoch=item.epoch, num_tokens=item.num_tokens
-        )
-        return verifier_pb2.StepItem(prefill=prefill)
-    verify = verifier_pb2.VerifyItem(
-        request_id=item.request_id,
-        epoch=item.epoch,
-        base_committed_len=item.base_committed_len,
-        draft_token_ids=item.draft_token_ids.tolist(),
-        draft_probs=sparse_probs_to_pb(item.draft_probs),
-    )
-    return verifier_pb2.StepItem(verify=verify)
+def _write_verify(item: VerifyItem, message: verifier_pb2.VerifyItem) -> None:
+    message.request_id = item.request_id
+    message.epoch = item.epoch
+    message.base_committed_len = item.base_committed_len
+    message.draft_token_ids.extend(item.draft_token_ids.tolist())
+    write_sparse_probs(item.draft_probs, message.draft_probs)
 
 
 def items_from_pb(message: verifier_pb2.VerifyRequest) -> list[StepItem]:
