@@ -1,0 +1,175 @@
+"""Drafter directories: what is written can be read, and what does not fit is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dspark.errors import ModelMismatchError
+from dspark.models.calibration import Calibration
+from dspark.models.checkpoint import build_drafter, load_drafter, save_drafter
+from dspark.models.config import DrafterConfig, read_config, write_config
+from dspark.models.drafter import DSparkDrafter
+
+CONFIG = DrafterConfig(
+    vocab_size=40,
+    hidden_size=16,
+    intermediate_size=32,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    num_hidden_layers=1,
+    num_target_layers=5,
+    target_layer_ids=(1, 3),
+    mask_token_id=4,
+    gamma=3,
+    markov_rank=8,
+    draft_vocab_size=24,
+    max_position_embeddings=128,
+)
+
+
+def write_target(directory: Path, *, vocab_size: int = 40, hidden_size: int = 16) -> Path:
+    directory.mkdir()
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(vocab_size, hidden_size, generator=generator),
+        "model.norm.weight": torch.ones(hidden_size),
+    }
+    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, directory / "model.safetensors")
+    return directory
+
+
+def make_drafter(config: DrafterConfig = CONFIG) -> DSparkDrafter:
+    generator = torch.Generator().manual_seed(0)
+    target = {"embed": torch.randn(40, 16, generator=generator), "norm": torch.ones(16)}
+    d2t = torch.arange(3, 27) if config.draft_vocab_size else None
+    drafter = build_drafter(config, {**target, "head": target["embed"]}, d2t)
+    drafter.initialise(generator, target["norm"])
+    return drafter
+
+
+def test_a_saved_drafter_loads_with_the_same_weights_and_the_targets_embedding(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    drafter = make_drafter()
+    save_drafter(drafter, tmp_path / "drafter")
+    loaded = load_drafter(tmp_path / "drafter", target)
+    assert loaded.config == CONFIG
+    assert torch.equal(loaded.d2t, drafter.d2t)
+    for key, value in drafter.state_dict().items():
+        if key != "d2t":
+            assert torch.equal(loaded.state_dict()[key], value.bfloat16()), key
+    embed = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(loaded.embed_tokens, embed)
+    assert torch.equal(loaded.lm_head, embed[drafter.d2t])
+
+
+def test_keys_on_disk_are_deepspecs(tmp_path: Path) -> None:
+    save_drafter(make_drafter(), tmp_path)
+    keys = set(load_file(tmp_path / "model.safetensors"))
+    assert {
+        "fc.weight",
+        "hidden_norm.weight",
+        "norm.weight",
+        "layers.0.self_attn.q_norm.weight",
+        "layers.0.mlp.gate_proj.weight",
+        "markov_head.markov_w1.weight",
+        "markov_head.markov_w2.weight",
+        "confidence_head.proj.bias",
+        "d2t",
+    } <= keys
+    # 5 + 11 per layer + 4 of the heads (DeepSpec section 1.4), less embedding and head, plus the map
+    assert len(keys) == 5 + 11 + 4 - 2 + 1
+
+
+def test_copies_of_embedding_and_head_in_published_files_are_skipped(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    full = make_drafter(replace(CONFIG, draft_vocab_size=0))
+    save_drafter(full, tmp_path / "drafter")
+    path = tmp_path / "drafter" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["embed_tokens.weight"] = torch.zeros(40, 16, dtype=torch.bfloat16)
+    tensors["lm_head.weight"] = torch.zeros(40, 16, dtype=torch.bfloat16)
+    save_file(tensors, path)
+    loaded = load_drafter(tmp_path / "drafter", target)
+    assert loaded.lm_head.shape == (40, 16)
+    assert loaded.lm_head.abs().sum() > 0
+
+
+def test_another_target_is_refused_with_both_shapes(tmp_path: Path) -> None:
+    save_drafter(make_drafter(), tmp_path / "drafter")
+    other = write_target(tmp_path / "target", hidden_size=32)
+    with pytest.raises(ModelMismatchError, match="hidden size 16, this target has 40 and 32"):
+        load_drafter(tmp_path / "drafter", other)
+
+
+def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    save_drafter(make_drafter(), tmp_path / "drafter")
+    path = tmp_path / "drafter" / "model.safetensors"
+    tensors = load_file(path)
+    save_file({key: value for key, value in tensors.items() if key != "fc.weight"}, path)
+    with pytest.raises(ModelMismatchError, match=r"fc\.weight"):
+        load_drafter(tmp_path / "drafter", target)
+    tensors["norm.weight"] = torch.ones(8, dtype=torch.bfloat16)
+    save_file(tensors, path)
+    with pytest.raises(ModelMismatchError, match=r"norm\.weight has shape \(8,\)"):
+        load_drafter(tmp_path / "drafter", target)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("architectures", ["Qwen3Eagle3Model"], "Qwen3Eagle3Model"),
+        ("target_layer_ids", [1, 4], "cannot be tapped"),
+        ("target_layer_ids", [3, 1], "rise strictly"),
+        ("block_size", 0, "block_size"),
+        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}, "yarn"),
+        ("num_key_value_heads", 3, "multiple"),
+    ],
+)
+def test_a_configuration_that_cannot_run_is_refused(
+    tmp_path: Path, key: str, value: object, message: str
+) -> None:
+    write_config(CONFIG, tmp_path)
+    document = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**document, key: value}))
+    with pytest.raises(ModelMismatchError, match=message):
+        read_config(tmp_path)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    write_config(CONFIG, tmp_path)
+    document = json.loads((tmp_path / "config.json").read_text())
+    del document["mask_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(ModelMismatchError, match="mask_token_id"):
+        read_config(tmp_path)
+
+
+def test_a_directory_without_a_drafter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelMismatchError, match=r"no config\.json"):
+        read_config(tmp_path)
+
+
+def test_calibration_keeps_the_order_and_applies_the_set_of_the_request(tmp_path: Path) -> None:
+    Calibration((0.5, 1.0), (2.0, 1.0)).write(tmp_path)
+    calibration = Calibration.read(tmp_path, 2)
+    logits = np.array([[1.0, -1.0], [1.0, -1.0]], dtype=np.float32)
+    confidence = calibration.apply(logits, np.array([True, False]))
+    assert confidence[0, 0] == pytest.approx(1 / (1 + np.exp(-2.0)))
+    assert confidence[1, 0] == pytest.approx(1 / (1 + np.exp(-0.5)))
+    assert confidence[0, 1] == confidence[1, 1]
+
+
+def test_a_calibration_for_another_gamma_is_refused(tmp_path: Path) -> None:
+    Calibration.identity(3).write(tmp_path)
+    with pytest.raises(ModelMismatchError, match="dspark calibrate"):
+        Calibration.read(tmp_path, 7)
+    assert Calibration.read(tmp_path / "elsewhere", 7) == Calibration.identity(7)
