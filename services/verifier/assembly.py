@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dspark.api.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server
 from dspark.errors import ServiceUnavailableError
+from dspark.models.config import read_config
 from dspark.rounds.interfaces import FeatureSink
 from dspark.rounds.local import EngineWorker, LocalVerifier, TargetEngine
 from services.drafter.client import DrafterClient
@@ -20,7 +21,7 @@ from services.runtime.idle import IdleRequests
 from services.runtime.peer import wait_for_peer
 from services.runtime.server import Served
 from services.verifier.feature_push import FeaturePusher
-from services.verifier.pairing import TargetShape, check_pair, layer_check, read_shape
+from services.verifier.pairing import TargetShape, check_sizes, layer_check, read_shape
 from services.verifier.servicer import VerifierServicer
 from services.verifier.settings import VerifierSettings
 
@@ -70,6 +71,10 @@ async def _layers_to_tap(
 ) -> tuple[int, ...]:
     if settings.target_layer_ids or drafter is None:
         return settings.target_layer_ids
+    if settings.drafter is not None:
+        config = read_config(settings.drafter)
+        check_sizes(settings.drafter.name, config, shape)
+        return config.target_layer_ids
     try:
         info = await wait_for_peer(
             "drafter", settings.drafter_address, drafter.get_info, timeout_s=settings.drafter_wait_s
@@ -77,7 +82,7 @@ async def _layers_to_tap(
     except ServiceUnavailableError as error:
         _log.warning("serving without features, so without drafts, until restarted: %s", error)
         return ()
-    check_pair(info, shape)
+    check_sizes(info.name, info, shape)
     return info.target_layer_ids
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from dspark.decoding.types import DrafterInfo
 from dspark.errors import ConfigurationError, ModelMismatchError
@@ -39,7 +40,23 @@ def read_shape(path: Path) -> TargetShape:
         ) from error
 
 
-def check_pair(drafter: DrafterInfo, target: TargetShape) -> None:
+class DrafterSizes(Protocol):
+    """What a drafter's config and its service both say."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Hidden size of its target."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Vocabulary of its target."""
+
+    @property
+    def target_layer_ids(self) -> tuple[int, ...]:
+        """Layers of the target it reads."""
+
+
+def check_sizes(name: str, drafter: DrafterSizes, target: TargetShape) -> None:
     """Refuse a drafter that was trained for another target.
 
     Raises:
@@ -51,13 +68,13 @@ def check_pair(drafter: DrafterInfo, target: TargetShape) -> None:
     ):
         if theirs != ours:
             raise ModelMismatchError(
-                f"drafter {drafter.name} was trained for {what} {theirs} and target {target.name} has "
-                f"{ours}; choose a drafter trained for this target"
+                f"drafter {name} was trained for {what} {theirs} and target {target.name} has {ours}; "
+                "choose a drafter trained for this target"
             )
     if missing := [layer for layer in drafter.target_layer_ids if layer >= target.num_layers]:
         raise ModelMismatchError(
-            f"drafter {drafter.name} reads layer {missing[0]} and target {target.name} has "
-            f"{target.num_layers} layers; choose a drafter trained for this target"
+            f"drafter {name} reads layer {missing[0]} and target {target.name} has {target.num_layers} "
+            "layers; choose a drafter trained for this target"
         )
 
 
@@ -65,7 +82,7 @@ def layer_check(target: TargetShape, layer_ids: Sequence[int]) -> Callable[[Draf
     """A check for drafters that connect while the verifier runs with these tapped layers."""
 
     def check(drafter: DrafterInfo) -> None:
-        check_pair(drafter, target)
+        check_sizes(drafter.name, drafter, target)
         if drafter.target_layer_ids != tuple(layer_ids):
             raise ModelMismatchError(
                 f"drafter {drafter.name} reads layers {list(drafter.target_layer_ids)} and this verifier "

@@ -24,11 +24,16 @@ class VerifierSettings(ServiceSettings):
     drafter_address: OptionalAddress = Field(
         "", description="Drafter that target features are sent to; empty: none."
     )
+    drafter: Path | None = Field(
+        None,
+        description="Directory of the drafter's checkpoint, where this machine has it: tells which layers it "
+        "reads, so that the verifier need not wait for the drafter.",
+    )
     drafter_wait_s: float = Field(
         60.0,
         ge=0,
         description="Seconds to wait at start for the drafter to say which layers it reads; then it serves "
-        "without features. Not used with target_layer_ids.",
+        "without features. Not used with drafter or target_layer_ids.",
     )
     target_layer_ids: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split)] = Field(
         (), description="Layers to tap, as in 1,8,15. Empty: those the drafter asks for."

@@ -19,7 +19,7 @@ from services.runtime.settings import read_settings
 from services.runtime.threads import quiet_thread_variables
 from services.scheduler.breaker import CircuitBreaker
 from services.scheduler.settings import SchedulerSettings
-from services.verifier.pairing import TargetShape, check_pair, layer_check, read_shape
+from services.verifier.pairing import TargetShape, check_sizes, layer_check, read_shape
 from services.verifier.settings import VerifierSettings
 from tests.fakes import FakeClock
 
@@ -165,7 +165,7 @@ def drafter(**changes: object) -> DrafterInfo:
 
 
 def test_a_drafter_of_the_same_shape_fits() -> None:
-    check_pair(drafter(), SHAPE)
+    check_sizes("d", drafter(), SHAPE)
     layer_check(SHAPE, (0, 3))(drafter())
 
 
@@ -179,7 +179,7 @@ def test_a_drafter_of_the_same_shape_fits() -> None:
 )
 def test_a_drafter_of_another_target_is_refused_with_the_reason(changes: dict, word: str) -> None:
     with pytest.raises(ModelMismatchError, match=word):
-        check_pair(drafter(**changes), SHAPE)
+        check_sizes("d", drafter(**changes), SHAPE)
 
 
 def test_a_drafter_that_reads_other_layers_needs_a_restart() -> None:
