@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 
 CONFIG = """
-policy = "fixed"
 [settings.verifier]
 dtype = "float32"
 pool_tokens = 4096

@@ -18,7 +18,7 @@ from tiny_models import EOS, write_drafter, write_target
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 # Four processes load torch, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 PROMPTS = [f"Say something about the number {n}." for n in range(8)]
 
