@@ -103,16 +103,21 @@ def _drafter_env(options: UpOptions, layout: Layout) -> dict[str, str]:
         "LISTEN": layout.address("drafter"),
         "DRAFTER": str(options.drafter),
         "TARGET": str(layout.target),
+        "CACHE_DIR": str(layout.cache),
     }
 
 
 def _verifier_env(options: UpOptions, layout: Layout) -> dict[str, str]:
-    return {
+    env = {
         "LISTEN": layout.address("verifier"),
         "TARGET": str(layout.target),
         "DRAFTER_ADDRESS": _drafter_address(options, layout),
         "CACHE_DIR": str(layout.cache),
     }
+    if options.drafter is not None:
+        # Tells which layers to tap, so that both load side by side.
+        env["DRAFTER"] = str(options.drafter)
+    return env
 
 
 def _scheduler_env(options: UpOptions, layout: Layout) -> dict[str, str]:

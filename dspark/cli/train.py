@@ -19,8 +19,8 @@ def add_parser(subparsers: Any) -> None:
         help="train a DSpark drafter for a target",
         description=(
             "Generates the target's own responses, caches its hidden states on disk, trains a drafter on "
-            "them and writes a DeepSpec checkpoint with its calibration and a card. Every stage resumes: run the "
-            "same command again after an interruption."
+            "them and writes a DeepSpec checkpoint with its calibration and a card. Every stage resumes: run "
+            "the same command again after an interruption."
         ),
     )
     parser.add_argument("--out", type=Path, required=True, help="directory of the drafter to write")

@@ -27,6 +27,7 @@ def test_each_service_comes_after_those_it_depends_on():
 def test_services_find_each_other_over_sockets_in_the_runtime_directory():
     env = _env(WITH_DRAFTER)
     assert env["DRAFTER_LISTEN"] == env["VERIFIER_DRAFTER_ADDRESS"] == env["SCHEDULER_DRAFTER_ADDRESS"]
+    assert env["VERIFIER_DRAFTER"] == env["DRAFTER_DRAFTER"] == "/drafters/smol"
     assert env["VERIFIER_LISTEN"] == env["SCHEDULER_VERIFIER_ADDRESS"] == "unix:/run/d/verifier.sock"
     assert env["SCHEDULER_LISTEN"] == env["GATEWAY_SCHEDULER_ADDRESS"]
     assert env["SCHEDULER_REDIS_URL"] == "unix:///run/d/store.sock"
