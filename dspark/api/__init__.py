@@ -1,0 +1,1 @@
+"""The wire of dspark as Python."""

@@ -30,7 +30,8 @@ def write_card(
         f"- Data: {len(cache)} responses of the target, {response_tokens} response tokens.",
         f"- Training: {metrics['blocks']:.0f} blocks in "
         f"{metrics['step']:.0f} steps, {metrics['hours']:.2f} hours.",
-        f"- Held out, teacher-forced, tokens committed per round: {metrics['mean_committed_greedy']:.2f} greedy, "
+        "- Held out, teacher-forced, tokens committed per round: "
+        f"{metrics['mean_committed_greedy']:.2f} greedy, "
         f"{metrics['mean_committed_sampled']:.2f} sampled at temperature 1.",
         "",
         "Calibration error of the survival (percent, position 1 to gamma), held out:",
