@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from dspark.engine.attention import ATTENTION_NAME
 from dspark.engine.forward import CausalModel, ModelConfig, StockForward, TargetForward
@@ -74,7 +75,7 @@ def _read_model(path: Path, dtype: torch.dtype) -> CausalModel:
             model = AutoModelForCausalLM.from_pretrained(
                 path, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
             )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ConfigurationError(f"target {str(path)!r} cannot be loaded: {error}") from error
     model.requires_grad_(False)
     loaded: CausalModel = model.train(False)

@@ -32,16 +32,18 @@ def measure_step_cost(target: LoadedTarget, pool: PagePool) -> tuple[tuple[int, 
     for which the pool has not enough free pages are left out.
     """
     points = []
+    longest = int(target.config.max_position_embeddings) - _ROWS_PER_REQUEST
+    start = max(0, min(CONTEXT_LEN, longest))
+    num_pages = -(-(start + _ROWS_PER_REQUEST) // pool.page_size)
     for size in SIZES:
         counts = [_ROWS_PER_REQUEST] * (size // _ROWS_PER_REQUEST) + [size % _ROWS_PER_REQUEST]
         counts = [count for count in counts if count]
-        num_pages = -(-(CONTEXT_LEN + _ROWS_PER_REQUEST) // pool.page_size)
         if num_pages * len(counts) > pool.num_free:
             break
         pages = pool.allocate(num_pages * len(counts))
         try:
             spans = [
-                Span(CONTEXT_LEN, count, pages[index * num_pages : (index + 1) * num_pages])
+                Span(start, count, pages[index * num_pages : (index + 1) * num_pages])
                 for index, count in enumerate(counts)
             ]
             points.append((size, _median_s(lambda spans=spans: _step(target, pool, spans))))  # type: ignore[misc]

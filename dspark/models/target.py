@@ -155,7 +155,9 @@ def _convert(gguf: Path, folder: Path) -> None:
                 quantization_config=GgufConfig(dequantize=True),
             )
             tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
-        except (ValueError, KeyError, OSError, RuntimeError, ImportError) as error:
+        except ModelMismatchError:
+            raise
+        except Exception as error:  # the readers raise anything on a broken file
             raise ModelMismatchError(f"target {str(gguf)!r} cannot be converted: {error}") from error
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config

@@ -30,6 +30,7 @@ def write_gguf(path: Path, architecture: str = "llama") -> Path:
     writer.add_tokenizer_model("gpt2")
     letters = [chr(code) for code in range(33, 127)]
     tokens = ["<unk>", "<s>", "</s>", *letters]
+    tokens += ["ab", "cd"]
     tokens += [f"<extra{index}>" for index in range(VOCAB - len(tokens))]
     writer.add_token_list(tokens)
     writer.add_token_merges(["a b", "c d"])
