@@ -70,6 +70,8 @@ class ServerStreams:
         self, requests: AsyncIterator[_Request], reply: Callable[[_Request], Awaitable[_Response]]
     ) -> AsyncGenerator[_Response, None]:
         """Answer requests in order until the caller, or a drain, ends the stream."""
+        if self._is_draining:
+            return
         iterator = aiter(requests)
         while not self._is_draining:
             with self.waiting():
