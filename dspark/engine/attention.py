@@ -1,6 +1,6 @@
 """Ragged paged attention: one call per layer attends the rows of all requests.
 
-Registered with transformers' attention interface as `dspark_ragged`, so that stock model classes use it.
+Known to transformers' attention interface as `dspark_ragged`, so that stock model classes use it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from dspark.engine.kernels.native import HeadTransform
 from dspark.engine.pages import PagePool
@@ -163,6 +162,3 @@ def ragged_attention_forward(
         scale=scaling,
     )
     return out[None], None
-
-
-AttentionInterface.register(ATTENTION_NAME, ragged_attention_forward)

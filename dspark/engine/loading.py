@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from dspark.engine.attention import ATTENTION_NAME
+from dspark.engine.attention import ATTENTION_NAME, ragged_attention_forward
 from dspark.engine.forward import CausalModel, ModelConfig, StockForward, TargetForward
 from dspark.engine.lean import LeanForward, is_lean
 from dspark.errors import ConfigurationError, ModelMismatchError
@@ -68,8 +68,10 @@ def load_target(
 
 
 def _read_model(path: Path, dtype: torch.dtype) -> CausalModel:
-    from transformers import AutoModelForCausalLM
+    # Imported late: it takes seconds, and who only attends needs nothing of it.
+    from transformers import AttentionInterface, AutoModelForCausalLM
 
+    AttentionInterface.register(ATTENTION_NAME, ragged_attention_forward)
     with quiet_transformers():
         try:
             model = AutoModelForCausalLM.from_pretrained(

@@ -8,11 +8,11 @@ import json
 import os
 import platform
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 import dspark
 from dspark.engine.kernels.build import cpu_flags, source_key
@@ -53,5 +53,5 @@ def _key(path: Path) -> str:
     ]
     config = (path / "config.json").read_text()
     hardware = f"{platform.machine()} {cpu_flags()} {torch.get_num_threads()}"
-    versions = f"{torch.__version__} {transformers.__version__} {dspark.__version__} {source_key()}"
+    versions = f"{torch.__version__} {version('transformers')} {dspark.__version__} {source_key()}"
     return hashlib.sha256("\n".join([config, *weights, hardware, versions]).encode()).hexdigest()[:16]

@@ -50,13 +50,17 @@ inline void pack_weight(const PackArgs& a) {
   const int64_t K = a.in_features, blocks = (a.out_features + kBlockN - 1) / kBlockN;
   const BFloat16* weight = (const BFloat16*)a.weight;
   Workers::shared().run(blocks, a.num_threads, [&](int64_t block) {
-    BFloat16* out = (BFloat16*)a.packed + block * kBlockN * K;
-    for (int64_t k = 0; k < K; k++)
-      for (int64_t n = 0; n < kBlockN; n++) {
-        const int64_t row = source_row(a, block * kBlockN + n);
-        const int64_t tile = (k / kTileK * 2 + n / 16) * kTileSize;
-        out[tile + k % kTileK / 2 * 32 + n % 16 * 2 + k % 2] = row < 0 ? BFloat16{0} : weight[row * K + k];
+    // Pairs of neighbouring inputs are moved as one word.
+    uint32_t* out = (uint32_t*)((BFloat16*)a.packed + block * kBlockN * K);
+    for (int64_t n = 0; n < kBlockN; n++) {
+      const int64_t row = source_row(a, block * kBlockN + n);
+      for (int64_t pair = 0; pair < K / 2; pair++) {
+        uint32_t word = 0;
+        if (row >= 0) std::memcpy(&word, weight + row * K + pair * 2, sizeof word);
+        const int64_t tile = (pair / 16 * 2 + n / 16) * kTileSize / 2;
+        out[tile + pair % 16 * 16 + n % 16] = word;
       }
+    }
   });
 }
 
