@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 # Name -> module with `add_parser(subparsers)`. None of them loads torch before it runs.
-_BENCHES = ("dspark.cli.bench_speed", "dspark.cli.bench_lossless")
+_BENCHES = ("dspark.cli.bench_speed", "dspark.cli.bench_lossless", "dspark.cli.bench_overhead")
 
 
 def add_parser(subparsers: Any) -> None:

@@ -71,6 +71,17 @@ def positive(text: str) -> int:
     return value
 
 
+def non_negative_float(text: str) -> float:
+    """An argument that must be a number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
 def read_models(args: argparse.Namespace) -> Models:
     """Set the threads, prepare the target, find the drafter.
 

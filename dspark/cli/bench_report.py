@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -20,6 +21,7 @@ from dspark.errors import ConfigurationError
 from dspark.evaluation.verdict import Check, all_met
 
 _PACKAGES = ("torch", "transformers", "numpy", "grpcio", "protobuf", "safetensors", "tokenizers")
+_THREAD_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_")
 _RESULTS = Path("benchmarks") / "results"
 
 
@@ -131,6 +133,9 @@ def _origin() -> dict[str, Any]:
         "commit": _commit(),
         "hardware": asdict(read_machine()),
         "versions": _versions(),
+        "thread_variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_THREAD_PREFIXES)},
+        # What else ran on this machine: the mean over the last minute, this benchmark included.
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 
 

@@ -20,6 +20,8 @@ COMMANDS = {
     "doctor": "dspark.cli.doctor",
     "train": "dspark.cli.train",
     "bench": "dspark.cli.bench",
+    "evaluate": "dspark.cli.evaluate",
+    "calibrate": "dspark.cli.calibrate",
 }
 
 

@@ -17,6 +17,16 @@ def mean_committed(generations: Sequence[Generation]) -> float:
     return sum(len(delta.token_ids) for delta in rounds) / len(rounds) if rounds else 0.0
 
 
+def accept_len(generations: Sequence[Generation], max_new_tokens: int) -> float:
+    """DeepSpec's mean accepted length: tokens per round, over the rounds that began below the output limit.
+
+    The last round counts in full although it may run over the limit, so the outputs must have been given
+    room for one more block. 0 without rounds.
+    """
+    rounds = [delta for one in generations for delta in one.rounds if delta.start < max_new_tokens]
+    return sum(len(delta.token_ids) for delta in rounds) / len(rounds) if rounds else 0.0
+
+
 def mean_scheduled(generations: Sequence[Generation]) -> float:
     """Drafts verified per round. 0 without rounds."""
     rounds = [delta for one in generations for delta in one.rounds]

@@ -42,7 +42,7 @@ def make_requests(
     stop = StopParams(max_new_tokens, frozenset(eos_token_ids))
     return [
         GenerationRequest(
-            f"{label}{prompt.name}",
+            f"{label}{number}-{prompt.name}",
             prompt.token_ids,
             sampling_of(temperature, seed + number, is_coupled=is_coupled),
             stop,

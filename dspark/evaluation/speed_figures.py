@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from dspark.decoding.types import VerifierInfo
 from dspark.evaluation.acceptance import mean_committed
 from dspark.evaluation.generation import Generation, TimedRound
 from dspark.evaluation.speed import Sample
 from dspark.evaluation.tasks import TaskPrompt
+from dspark.evaluation.verdict import Check
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +86,13 @@ def differing_prompts(
     for sample in samples:
         for prompt, output in zip(groups[sample.group], sample.outputs, strict=True):
             texts.setdefault((sample.system, prompt.name), set()).add(output.token_ids)
-    names = [prompt.name for group in groups for prompt in group]
+    names = dict.fromkeys(prompt.name for group in groups for prompt in group)
     return [name for name in names if len(texts[first, name] | texts[second, name]) > 1]
+
+
+def same_text_check(name: str, differing: Sequence[str], info: VerifierInfo) -> Check:
+    """Greedy texts may differ only where logits depend on the batch."""
+    found = f"differs: {', '.join(differing)}" if differing else "identical"
+    if info.is_exact:
+        return Check(name, found, "identical", not differing)
+    return Check(name, found, f"shown only, not exact: {info.exact_reason or 'unknown'}", True)

@@ -1,0 +1,123 @@
+"""Fits a drafter's calibration on rounds really decoded (Sequential Temperature Scaling, §3.2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.errors import ConfigurationError
+from dspark.evaluation.block_log import BlockLog
+from dspark.evaluation.generation import Engines, Generation, LocalDecoder
+from dspark.evaluation.requests import make_requests
+from dspark.evaluation.tasks import TaskPrompt
+from dspark.rounds.interfaces import Drafter
+from dspark.scheduling.calibration import SequentialTemperatures
+
+Floats = npt.NDArray[np.float32]
+# float32 confidences are no closer to 0 and 1 than this once they are logits again.
+_SMALLEST = 1e-6
+_LEAST_BLOCKS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBlocks:
+    """Blocks verified in full, of one kind of sampling.
+
+    Attributes:
+        logits: [N, G] of the confidence head, before any temperature.
+        survived: [N, G], 1 where the draft and all before it were accepted.
+    """
+
+    logits: Floats
+    survived: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Temperatures fitted on all blocks, and errors on blocks they were not fitted on.
+
+    Attributes:
+        before: calibration error of the survival at each position with the temperatures in use.
+        after: with temperatures fitted on every other block, on the blocks left out.
+    """
+
+    temperatures: SequentialTemperatures
+    before: list[float]
+    after: list[float]
+    num_blocks: int
+
+
+async def decode_blocks(
+    engines: Engines,
+    prompts: Sequence[TaskPrompt],
+    *,
+    temperature: float,
+    in_use: SequentialTemperatures,
+    max_new_tokens: int,
+    streams: int,
+) -> DecodedBlocks:
+    """Decode all prompts with full blocks and keep confidences and outcomes.
+
+    Args:
+        engines: with a drafter.
+        prompts: encoded.
+        temperature: 0 is greedy.
+        in_use: the temperatures the engine applies, which are taken out again.
+        max_new_tokens: limit of each output.
+        streams: prompts side by side.
+    """
+    assert engines.drafter is not None, "there is nothing to calibrate without a drafter"
+    logs: list[BlockLog] = []
+
+    def watch(drafter: Drafter) -> Drafter:
+        logs.append(BlockLog(drafter))
+        return logs[0]
+
+    requests = make_requests(
+        prompts,
+        max_new_tokens,
+        engines.target.info.eos_token_ids,
+        temperature=temperature,
+        seed=1,
+        label=f"t{temperature:g}-",
+    )
+    outputs: list[Generation] = []
+    async with LocalDecoder(engines, policy="fixed", wrap=watch) as decoder:
+        for start in range(0, len(requests), streams):
+            outputs += await decoder.generate(requests[start : start + streams])
+    prompt_lens = [len(prompt.token_ids) for prompt in prompts]
+    confidence, survived = logs[0].outcomes(outputs, prompt_lens, engines.drafter.info.gamma)
+    return DecodedBlocks(raw_logits(confidence, in_use), survived)
+
+
+def raw_logits(confidence: Floats, in_use: SequentialTemperatures) -> Floats:
+    """Logits of the confidence head from calibrated confidences [N, G]."""
+    clipped = np.clip(confidence.astype(np.float64), _SMALLEST, 1.0 - _SMALLEST)
+    logits: Floats = (np.log(clipped / (1.0 - clipped)) * np.array(in_use.temperatures)).astype(np.float32)
+    return logits
+
+
+def fit(blocks: DecodedBlocks, in_use: SequentialTemperatures) -> Fit:
+    """Fit temperatures; the errors reported are on held-out blocks.
+
+    Raises:
+        ConfigurationError: too few blocks to say anything.
+    """
+    num_blocks = len(blocks.logits)
+    if num_blocks < _LEAST_BLOCKS:
+        raise ConfigurationError(
+            f"only {num_blocks} whole blocks were decoded and {_LEAST_BLOCKS} are needed; "
+            "raise --limit or --tokens, or name more --prompts"
+        )
+    is_fitted_on = np.arange(num_blocks) % 2 == 0
+    trial = SequentialTemperatures.fit(blocks.logits[is_fitted_on], blocks.survived[is_fitted_on])
+    held_out = blocks.logits[~is_fitted_on], blocks.survived[~is_fitted_on]
+    return Fit(
+        temperatures=SequentialTemperatures.fit(blocks.logits, blocks.survived),
+        before=in_use.survival_errors(*held_out),
+        after=trial.survival_errors(*held_out),
+        num_blocks=num_blocks,
+    )
