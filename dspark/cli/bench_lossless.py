@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dspark.evaluation.lossless.real_checks import RealPair
 
 _NUM_STREAMS = 8
+_LEAST_SAMPLES = 1000
 _TOKENS_PER_STREAM = 2048
 
 
@@ -39,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--tokens", type=positive, default=64, help="most tokens of an output (default: 64)")
     parser.add_argument(
         "--samples",
-        type=positive,
+        type=_samples,
         default=4000,
         help="outputs per sampling check of tiny models (default: 4000)",
     )
@@ -49,6 +50,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--tiny-only", action="store_true", help="leave out the real model")
     add_report_option(parser)
     parser.set_defaults(run=run)
+
+
+def _samples(text: str) -> int:
+    """Enough for the negative controls to be caught at the stated error rate."""
+    if not text.isdecimal() or int(text) < _LEAST_SAMPLES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {_LEAST_SAMPLES}")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,6 @@ from dspark.evaluation.lossless.policies import APPENDIX_A_CURVE, fixed, retrosp
 from dspark.evaluation.lossless.statistics import ERROR_RATE
 from dspark.evaluation.lossless.table_checks import EXACT, enumeration_gap, sampling_p_value
 from dspark.evaluation.lossless.tables import appendix_a_tables, random_tables
-from dspark.evaluation.lossless.tiny_checks import tiny_checks
 from dspark.evaluation.threads import one_thread
 
 TABLES = random_tables(3, SamplingParams(temperature=0.8), vocab_size=3, gamma=2)
@@ -46,12 +45,6 @@ def test_the_retrospective_search_shows_the_papers_figures_and_is_caught_both_wa
 def test_sampled_outputs_have_the_targets_distribution(acceptance):
     with one_thread():
         assert sampling_p_value(TABLES, fixed(2), 2, 1000, acceptance) > ERROR_RATE
-
-
-def test_the_whole_loop_is_lossless_over_tiny_models(tmp_path):
-    with one_thread():
-        checks = list(tiny_checks(tmp_path, num_prompts=6, num_samples=300))
-    assert [check.is_met for check in checks] == [True] * 3, checks
 
 
 def test_a_text_that_differs_fails_only_where_the_engine_says_it_is_exact():

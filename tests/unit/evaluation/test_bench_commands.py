@@ -1,0 +1,68 @@
+"""The commands as a user calls them, as far as they go without a real model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dspark.cli.main import main
+
+
+@pytest.mark.parametrize("name", ["speed", "lossless", "overhead"])
+def test_every_benchmark_explains_itself(name, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["bench", name, "--help"])
+    assert "--json" in capsys.readouterr().out
+
+
+def test_a_drafter_that_is_none_is_one_sentence(tmp_path, capsys):
+    for command in (["bench", "speed"], ["evaluate"], ["calibrate"]):
+        target = str(write_target(tmp_path))
+        assert main([*command, "--target", target, "--drafter", str(tmp_path / "none")]) == 78
+        assert "holds no config.json; name a drafter checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
+def test_what_needs_a_drafter_says_so(command, tmp_path, capsys):
+    assert main([command, "--target", str(write_target(tmp_path))]) == 78
+    assert f"dspark {command}: there is no drafter for this target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--tokens", "0"), ("--repeats", "x"), ("--streams", "-1"), ("--threads", "0")]
+)
+def test_counts_must_be_positive(option, value, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "speed", option, value])
+    assert "is not a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_too_few_samples_to_catch_the_negative_controls_are_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "lossless", "--samples", "999"])
+    assert "is not a whole number of at least 1000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "warm"])
+def test_a_temperature_must_be_a_number_of_at_least_zero(value, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["evaluate", "--temperature", value])
+    assert "is not a number of at least 0" in capsys.readouterr().err
+
+
+def test_the_tiny_half_of_lossless_runs_and_its_verdict_is_the_exit_code(tmp_path, capsys):
+    path = tmp_path / "lossless.json"
+    assert main(["bench", "lossless", "--tiny-only", "--samples", "1000", "--json", str(path)]) == 0
+    document = json.loads(path.read_text())
+    caught = [check for check in document["checks"] if "must be caught" in check["name"]]
+    assert len(caught) == 3
+    assert all(check["is_met"] for check in document["checks"])
+
+
+def write_target(directory: Path) -> Path:
+    """A directory that passes for a target until its weights are read."""
+    target = directory / "target"
+    target.mkdir(exist_ok=True)
+    (target / "config.json").write_text('{"model_type": "llama"}')
+    (target / "model.safetensors").write_bytes(b"")
+    return target
