@@ -51,7 +51,7 @@ test: lint ## Lint, then run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: setup ## ruff, mypy, import contracts, protos, compose file
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports

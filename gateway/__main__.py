@@ -8,8 +8,6 @@ import os
 import sys
 import time
 
-from services.scheduler.client import SchedulerClient
-
 from dspark.errors import ConfigurationError
 from gateway.app import create_app
 from gateway.edge import Edge, SchedulerView, ServedModel
@@ -20,6 +18,7 @@ from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import TextTokenizer
 from services.runtime.channel import open_channel
 from services.runtime.telemetry import configure_logging
+from services.scheduler.client import SchedulerClient
 
 _logger = logging.getLogger(__name__)
 
