@@ -30,12 +30,12 @@ class PackedLinear(nn.Module):
         self.bias = bias
         self._kernels = arena.kernels
         # Not a buffer: this order belongs to this machine, never to a state dict.
-        self._packed = self._kernels.pack(weight, arena.take(weight), is_gated=is_gated)
+        self.packed = self._kernels.pack(weight, arena.take(weight), is_gated=is_gated)
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows [..., in] to [..., out]; a gated layer gives silu(gate) * up."""
         rows = x if x.ndim == 2 and x.stride(1) == 1 else x.reshape(-1, self.in_features).contiguous()
-        out = self._kernels.matmul(rows, self._packed, self.bias)
+        out = self._kernels.matmul(rows, self.packed, self.bias)
         return out if x.ndim == 2 else out.view(*x.shape[:-1], self.out_features)
 
 

@@ -1,8 +1,5 @@
 // The C ABI of the kernels: dtype 0 is float, 1 is bfloat16. Arguments are checked by the caller.
-#include "attend_lanes.h"
-#include "attend_tiles.h"
-#include "layers.h"
-#include "matmul.h"
+#include "decoder.h"
 
 #include <sys/mman.h>
 
@@ -11,11 +8,10 @@ using namespace dspark;
 extern "C" {
 
 void dspark_attend(int dtype, const AttentionArgs* args) {
-#if DSPARK_AMX
-  if (dtype && can_tile(*args)) return attend_tiles(*args);
-#endif
-  dtype ? attend_lanes<BFloat16>(*args) : attend_lanes<float>(*args);
+  dtype ? attend<BFloat16>(*args) : attend<float>(*args);
 }
+
+void dspark_decode(const DecoderArgs* args) { decode(*args); }
 
 // Only the keys and values; query and kv_lens are not read.
 void dspark_write_pages(int dtype, const AttentionArgs* args) {

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -105,24 +107,28 @@ class NativeKernels:
     """The loaded library. Stateless: any thread may call it."""
 
     def __init__(self, library: Path) -> None:
-        handle = ctypes.CDLL(str(library))
+        handle = self._handle = ctypes.CDLL(str(library))
         self._attend = handle.dspark_attend
         self._write_pages = handle.dspark_write_pages
         self._add_norm = handle.dspark_add_norm
         self._silu_mul = handle.dspark_silu_mul
-        self._matmul = handle.dspark_matmul
-        self._pack_weight = handle.dspark_pack_weight
+        self._matmul = self.function("dspark_matmul")
+        self._pack_weight = self.function("dspark_pack_weight")
         self._advise_huge = handle.dspark_advise_huge
         for function in (self._attend, self._write_pages, self._add_norm, self._silu_mul):
             function.argtypes = (ctypes.c_int, _pointer)
-            function.restype = None
-        for function in (self._matmul, self._pack_weight):
-            function.argtypes = (_pointer,)
             function.restype = None
         self._advise_huge.argtypes = (_pointer, ctypes.c_size_t)
         self._advise_huge.restype = None
         # whether the CPU multiplies bfloat16 by itself (AMX or AVX512-BF16)
         self.has_matmul = bool(handle.dspark_can_matmul())
+
+    def function(self, name: str) -> Callable[..., None]:
+        """An entry point that takes one pointer to its arguments."""
+        function = getattr(self._handle, name)
+        function.argtypes = (_pointer,)
+        function.restype = None
+        return cast(Callable[..., None], function)
 
     @staticmethod
     def supports(*, dtype: torch.dtype, device: torch.device, head_dim: int, page_size: int) -> bool:
