@@ -71,8 +71,7 @@ def run(args: argparse.Namespace) -> int:
         print_table(head, rows)
     if args.dry_run:
         return 0
-    greedy, sampling = (fits[name].temperatures.temperatures for name in ("greedy", "sampled"))
-    Calibration(greedy, sampling).write(drafter)
+    Calibration(fits["greedy"].temperatures, fits["sampled"].temperatures).write(drafter)
     print(f"written to {drafter / 'calibration.json'}")
     return 0
 
@@ -80,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
 async def _fit_both(args: argparse.Namespace, models: Models, in_use: Calibration) -> dict[str, Fit]:
     from dspark.evaluation.calibration_fit import decode_blocks, fit
     from dspark.evaluation.generation import EnginePlan, load_engines
-    from dspark.scheduling.calibration import SequentialTemperatures
 
     prompts = read_prompts(args, models.target)
     progress("loading the engines")
@@ -94,15 +92,14 @@ async def _fit_both(args: argparse.Namespace, models: Models, in_use: Calibratio
         ("sampled", args.temperature, in_use.sampling),
     ):
         progress(f"decoding {len(prompts)} prompts, {name}")
-        temperatures = SequentialTemperatures(own)
         blocks = await decode_blocks(
             engines,
             prompts,
             temperature=temperature,
-            in_use=temperatures,
+            in_use=own,
             max_new_tokens=args.tokens,
             streams=args.streams,
         )
-        fits[name] = fit(blocks, temperatures)
+        fits[name] = fit(blocks, own)
     engines.worker.shutdown()
     return fits

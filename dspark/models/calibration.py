@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import ModelMismatchError
+from dspark.scheduling.calibration import SequentialTemperatures
 
 FILE = "calibration.json"
 
@@ -22,17 +23,18 @@ class Calibration:
     """Temperatures of the confidence logits.
 
     Attributes:
-        greedy: [G] for requests decoded greedily.
-        sampling: [G] for sampled requests.
+        greedy: for requests decoded greedily.
+        sampling: for sampled requests.
     """
 
-    greedy: tuple[float, ...]
-    sampling: tuple[float, ...]
+    greedy: SequentialTemperatures
+    sampling: SequentialTemperatures
 
     @classmethod
     def identity(cls, gamma: int) -> Calibration:
         """Leaves the confidence head's own probabilities as they are."""
-        return cls((1.0,) * gamma, (1.0,) * gamma)
+        temperatures = SequentialTemperatures.identity(gamma)
+        return cls(temperatures, temperatures)
 
     @classmethod
     def read(cls, directory: Path, gamma: int) -> Calibration:
@@ -52,11 +54,14 @@ class Calibration:
                     f"{path}: {name!r} must hold {gamma} positive temperatures, one per draft; "
                     "fit it again with `dspark calibrate`"
                 )
-        return cls(**sets)
+        return cls(**{name: SequentialTemperatures(temperatures) for name, temperatures in sets.items()})
 
     def write(self, directory: Path) -> None:
         """Write `calibration.json`."""
-        document = {"greedy": list(self.greedy), "sampling": list(self.sampling)}
+        document = {
+            "greedy": list(self.greedy.temperatures),
+            "sampling": list(self.sampling.temperatures),
+        }
         (directory / FILE).write_text(json.dumps(document, indent=2) + "\n")
 
     def apply(
@@ -65,10 +70,5 @@ class Calibration:
         is_greedy: npt.NDArray[np.bool_],  # [R]
     ) -> npt.NDArray[np.float32]:
         """Calibrated conditional confidences [R, G']."""
-        count = logits.shape[1]
-        temperatures = np.where(
-            is_greedy[:, None],
-            np.array(self.greedy[:count], dtype=np.float32),
-            np.array(self.sampling[:count], dtype=np.float32),
-        )
-        return (1 / (1 + np.exp(-logits / temperatures))).astype(np.float32)
+        chosen = np.where(is_greedy[:, None], self.greedy.apply(logits), self.sampling.apply(logits))
+        return chosen.astype(np.float32)

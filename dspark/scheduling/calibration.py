@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from dspark.errors import ConfigurationError
 from dspark.scheduling.survival import survival
 
 Floats = npt.NDArray[np.floating]
 
 # Temperatures tried at each position: fine steps of one part in twenty, from a tenth to ten.
 _GRID = np.exp(np.linspace(np.log(0.1), np.log(10.0), 93))
-# Confidences of exactly 0 or 1 stay finite as logits.
-_SMALLEST = 1e-7
 
 
 def expected_calibration_error(
@@ -84,11 +79,6 @@ class SequentialTemperatures:
         temperatures = np.array(self.temperatures[: logits.shape[-1]])
         return _sigmoid(logits.astype(np.float64) / temperatures)
 
-    def apply_to_probs(self, confidence: Floats) -> npt.NDArray[np.float64]:  # confidence [..., G']
-        """`apply` to confidences given as probabilities."""
-        clipped = np.clip(confidence.astype(np.float64), _SMALLEST, 1.0 - _SMALLEST)
-        return self.apply(np.log(clipped / (1.0 - clipped)))
-
     def survival_errors(self, logits: Floats, survived: npt.NDArray[np.generic]) -> list[float]:
         """Calibration error of the survival at each position, [G]."""
         predicted = survival(self.apply(logits))
@@ -96,25 +86,6 @@ class SequentialTemperatures:
             expected_calibration_error(predicted[:, position], survived[:, position])
             for position in range(logits.shape[1])
         ]
-
-    def save(self, path: Path) -> None:
-        """Write as JSON."""
-        path.write_text(json.dumps({"temperatures": list(self.temperatures)}) + "\n")
-
-    @classmethod
-    def load(cls, path: Path) -> SequentialTemperatures:
-        """Read what `save` wrote.
-
-        Raises:
-            ConfigurationError: the file holds no positive temperatures.
-        """
-        try:
-            temperatures = tuple(float(value) for value in json.loads(path.read_text())["temperatures"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"{path}: temperatures cannot be read; fit them again") from error
-        if not temperatures or not min(temperatures) > 0.0:
-            raise ConfigurationError(f"{path}: temperatures must be positive numbers; fit them again")
-        return cls(temperatures)
 
 
 def _sigmoid(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

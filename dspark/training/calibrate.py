@@ -55,5 +55,5 @@ def calibrate(drafter: DSparkDrafter, held_out: Sequence[BlockBatch]) -> Calibra
         fits.append(fit)
         before.append(identity.survival_errors(stacked, outcomes))
         after.append(fit.survival_errors(stacked, outcomes))
-    calibration = Calibration(fits[0].temperatures, fits[1].temperatures)
+    calibration = Calibration(fits[0], fits[1])
     return CalibrationResult(calibration, before[0], after[0], before[1], after[1])

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark.errors import ConfigurationError
 from dspark.scheduling.calibration import SequentialTemperatures, expected_calibration_error
 from dspark.scheduling.survival import survival
 
@@ -52,26 +51,6 @@ def test_the_error_is_the_mean_gap_over_bins():
 def test_the_order_of_confidences_is_kept(logits, temperature):
     applied = SequentialTemperatures((temperature,)).apply(np.sort(np.array(logits))[:, None])
     assert (np.diff(applied[:, 0]) >= 0).all()
-
-
-def test_probabilities_and_logits_are_treated_alike():
-    temperatures = SequentialTemperatures((2.0, 0.5))
-    logits = np.array([[0.3, -1.0], [4.0, 2.0]])
-    assert np.allclose(temperatures.apply_to_probs(1 / (1 + np.exp(-logits))), temperatures.apply(logits))
-    assert np.isfinite(temperatures.apply_to_probs(np.array([0.0, 1.0]))).all()
-
-
-def test_it_survives_a_file(tmp_path):
-    temperatures = SequentialTemperatures((2.0, 0.5))
-    temperatures.save(tmp_path / "t.json")
-    assert SequentialTemperatures.load(tmp_path / "t.json") == temperatures
-
-
-@pytest.mark.parametrize("text", ["{}", "[]", "nonsense", '{"temperatures": []}', '{"temperatures": [1, 0]}'])
-def test_a_broken_file_is_refused(tmp_path, text):
-    (tmp_path / "t.json").write_text(text)
-    with pytest.raises(ConfigurationError, match="temperatures"):
-        SequentialTemperatures.load(tmp_path / "t.json")
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
