@@ -17,7 +17,7 @@ constexpr int kTileK = 32;  // bfloat16 numbers in a row of a tile: 16 pairs
 
 #if DSPARK_AMX
 
-// Tiles 0-3 hold sums, 4 and 6 rows of 32 numbers; `narrow` shapes 5 and 7 for products over 16 keys.
+// Tiles 0-3 hold sums, 4 rows of 32 numbers of the left side, 5-7 of the right side; `narrow`: 16 numbers.
 struct TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -25,8 +25,8 @@ struct TileConfig {
 
   explicit TileConfig(bool narrow) {
     if (!narrow) return;
-    column_bytes[5] = 32;
-    rows[7] = 8;
+    column_bytes[4] = 32;
+    rows[5] = rows[6] = rows[7] = 8;
   }
 };
 

@@ -31,21 +31,13 @@ inline FloatVec load(const float* p) {
   return v;
 }
 
-inline FloatVec load(const BFloat16* p) {
-#if defined(__AVX512F__)
-  // One load that widens; the portable form below is split into four by the compiler.
-  return (FloatVec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
-#else
-  HalfVec half;
-  std::memcpy(&half, p, sizeof half);
-  return (FloatVec)(__builtin_convertvector(half, WordVec) << 16);
-#endif
-}
-
 inline void store(float* p, FloatVec v) { std::memcpy(p, &v, sizeof v); }
 
 // Round to nearest even; NaN stays NaN.
 inline HalfVec to_half(FloatVec v) {
+#if defined(__AVX512BF16__)
+  return (HalfVec)_mm512_cvtneps_pbh((__m512)v);
+#else
   WordVec word = (WordVec)v;
   WordVec rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
   WordVec is_nan = (WordVec)(v != v);
@@ -55,6 +47,22 @@ inline HalfVec to_half(FloatVec v) {
 #else
   return __builtin_convertvector(rounded, HalfVec);
 #endif
+#endif
+}
+
+inline FloatVec from_half(HalfVec half) {
+#if defined(__AVX512F__)
+  // One instruction that widens; the portable form below is split into four by the compiler.
+  return (FloatVec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
+#else
+  return (FloatVec)(__builtin_convertvector(half, WordVec) << 16);
+#endif
+}
+
+inline FloatVec load(const BFloat16* p) {
+  HalfVec half;
+  std::memcpy(&half, p, sizeof half);
+  return from_half(half);
 }
 
 inline void store(BFloat16* p, FloatVec v) {
@@ -73,9 +81,7 @@ inline FloatVec round_as<float>(FloatVec v) {
 
 template <>
 inline FloatVec round_as<BFloat16>(FloatVec v) {
-  BFloat16 rounded[kLanes];
-  store(rounded, v);
-  return load(rounded);
+  return from_half(to_half(v));
 }
 
 // Lane sums and maxima in one fixed tree.
