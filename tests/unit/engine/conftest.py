@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_steps import load
 from tiny_targets import save_tiny
+
+from dspark.engine.target import TargetEngine
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +30,8 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def engine(tiny_llama: Path, cache_dir: Path) -> TargetEngine:
+    return load(tiny_llama, cache_dir)

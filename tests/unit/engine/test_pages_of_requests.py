@@ -33,7 +33,7 @@ ACTIONS = st.lists(
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_llama: Path, cache_dir: Path) -> TargetEngine:
+def small_engine(tiny_llama: Path, cache_dir: Path) -> TargetEngine:
     return TargetEngine.load(tiny_llama, dtype="float32", pool_tokens=112, cache_dir=cache_dir, measure=False)
 
 
@@ -54,8 +54,8 @@ def step_all(engine: TargetEngine, bases: dict[str, int | None], chunk: int, num
 
 @given(actions=ACTIONS)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_page_comes_back(engine: TargetEngine, actions: list[tuple[str, str | int, int]]) -> None:
-    bases: dict[str, int | None] = {}
+def test_every_page_comes_back(small_engine: TargetEngine, actions: list[tuple[str, str | int, int]]) -> None:
+    engine, bases = small_engine, dict[str, int | None]()
     for kind, first, second in actions:
         if kind == "open":
             tokens = tuple(some_tokens(second))
