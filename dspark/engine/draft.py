@@ -24,7 +24,7 @@ from dspark.decoding.types import (
 )
 from dspark.engine.attention import RaggedLayout, paged_attention, write_pages
 from dspark.engine.contexts import ContextTable, DraftContext
-from dspark.engine.linear import make_linear, pack_linears
+from dspark.engine.linear import make_linear, open_arena, pack_linears
 from dspark.engine.pages import PagePool
 from dspark.models.calibration import Calibration
 from dspark.models.checkpoint import load_drafter
@@ -49,14 +49,15 @@ class DraftEngine:
         *,
         name: str = "drafter",
         calibration: Calibration | None = None,
+        cache_dir: Path | None = None,
     ) -> None:
         config = drafter.config
         self._drafter, self._pool, self._config = drafter, pool, config
         self._calibration = calibration or Calibration.identity(config.gamma)
         self._contexts = ContextTable(pool, pool.dtype)
         self._scale = config.head_dim**-0.5
-        self._head = make_linear(drafter.lm_head)
-        pack_linears(drafter)
+        self._head = make_linear(drafter.lm_head, arena=open_arena(cache_dir))
+        pack_linears(drafter, cache_dir=cache_dir)
         self.info = DrafterInfo(
             name=name,
             gamma=config.gamma,
@@ -97,7 +98,8 @@ class DraftEngine:
             dtype=dtype,
             cache_dir=cache_dir,
         )
-        engine = cls(drafter, pool, name=path.name, calibration=Calibration.read(path, config.gamma))
+        calibration = Calibration.read(path, config.gamma)
+        engine = cls(drafter, pool, name=path.name, calibration=calibration, cache_dir=cache_dir)
         engine.info = replace(engine.info, draft_cost=engine.measure())
         return engine
 
@@ -205,19 +207,18 @@ class DraftEngine:
         heads, token_map = self._drafter.markov_head, self._token_map()
         previous = torch.tensor([one.anchor_token for one in requests])
         token_ids = np.empty((len(requests), num_steps), dtype=np.int32)
-        confidence = torch.ones(len(requests), num_steps)
+        embeddings = []
         probs: list[list[SparseProbs | None]] = []
         for step in range(num_steps):
             embedded = heads.embed(previous)
+            embeddings.append(embedded)
             logits = base_logits[:, step] + heads.bias(embedded)
-            if self._drafter.confidence_head is not None:
-                confidence[:, step] = self._drafter.confidence_head(hidden[:, step], embedded)
             positions = [base + step for base in bases]
             chosen, step_probs = draft_tokens(logits, samplings, positions, token_map, bases=bases)
             token_ids[:, step] = chosen
             probs.append(step_probs)
             previous = torch.from_numpy(chosen).to(torch.int64)
-        calibrated = self._calibrate(samplings, confidence.numpy())
+        calibrated = self._confidence(samplings, hidden[:, :num_steps], torch.stack(embeddings, dim=1))
         return [
             _block(one, token_ids[row], calibrated[row], [step_probs[row] for step_probs in probs])
             for row, one in enumerate(requests)
@@ -226,9 +227,16 @@ class DraftEngine:
     def _token_map(self) -> Tensor | None:
         return self._drafter.d2t if self._config.draft_vocab_size else None
 
-    def _calibrate(self, samplings: Sequence[SamplingParams], logits: np.ndarray) -> np.ndarray:
+    def _confidence(
+        self,
+        samplings: Sequence[SamplingParams],
+        hidden: Tensor,  # [R, G', H]
+        embeddings: Tensor,  # [R, G', rank]
+    ) -> np.ndarray:
+        """Calibrated confidences [R, G'] (eq. 7); ones without a confidence head."""
         if self._drafter.confidence_head is None:
-            return logits
+            return np.ones(hidden.shape[:2], dtype=np.float32)
+        logits = self._drafter.confidence_head(hidden, embeddings).numpy()
         is_greedy = np.array([one.acceptance is Acceptance.GREEDY for one in samplings])
         return self._calibration.apply(logits, is_greedy)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dspark.models.backbone import Backbone
 from dspark.models.config import DrafterConfig
@@ -39,7 +40,7 @@ class DSparkDrafter(nn.Module):
         """Anchor token, then gamma-1 masks: [R] to [R, G, H]; the anchor's slot gives the first draft."""
         ids = torch.full((len(anchors), self.config.gamma), self.config.mask_token_id, device=anchors.device)
         ids[:, 0] = anchors
-        return self.embed_tokens[ids]
+        return functional.embedding(ids, self.embed_tokens)
 
     def initialise(self, generator: torch.Generator, target_norm: Tensor) -> None:
         """Normal(0, 0.02) as DeepSpec; the last norm starts as the target's, so that its head reads it."""
