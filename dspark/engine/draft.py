@@ -24,6 +24,7 @@ from dspark.decoding.types import (
 )
 from dspark.engine.attention import RaggedLayout, paged_attention, write_pages
 from dspark.engine.contexts import ContextTable, DraftContext
+from dspark.engine.draft_layers import native_backbone
 from dspark.engine.linear import make_linear, open_arena, pack_linears
 from dspark.engine.pages import PagePool
 from dspark.models.calibration import Calibration
@@ -56,7 +57,9 @@ class DraftEngine:
         self._calibration = calibration or Calibration.identity(config.gamma)
         self._contexts = ContextTable(pool, pool.dtype)
         self._scale = config.head_dim**-0.5
-        self._head = make_linear(drafter.lm_head, arena=open_arena(cache_dir))
+        arena = open_arena(cache_dir)
+        self._native = native_backbone(drafter, pool, arena)
+        self._head = make_linear(drafter.lm_head, arena=arena)
         pack_linears(drafter, cache_dir=cache_dir)
         self.info = DrafterInfo(
             name=name,
@@ -194,7 +197,10 @@ class DraftEngine:
         anchors = torch.tensor([one.anchor_token for one in requests])
         embeddings = self._drafter.block_embeddings(anchors).flatten(0, 1).to(self._pool.dtype)
         positions = (starts[:, None] + index).flatten()
-        hidden: Tensor = self._drafter.backbone(embeddings, positions, attend)
+        if self._native is None:
+            hidden: Tensor = self._drafter.backbone(embeddings, positions, attend)
+        else:
+            hidden = self._native(embeddings, positions, layout)
         return hidden.view(len(requests), gamma, -1)
 
     def _run_heads(self, requests: Sequence[DraftRequest], hidden: Tensor) -> list[DraftBlock]:

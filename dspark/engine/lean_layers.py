@@ -88,9 +88,8 @@ def native_decoder(
     kernels: NativeKernels, layers: Sequence[LeanLayer], model: CausalModel, tapped_layers: Sequence[int]
 ) -> NativeDecoder | None:
     """All layers in one call, where every matmul is our own kernel's."""
-    native = [_native_layer(layer) for layer in layers]
-    whole = [layer for layer in native if layer is not None]
-    if len(whole) < len(layers):
+    whole = native_layers(layers)
+    if whole is None:
         return None
     config = model.config
     shape = DecoderShape(
@@ -104,6 +103,13 @@ def native_decoder(
     )
     final_norm = model.model.norm.weight.detach()
     return NativeDecoder(kernels, whole, final_norm, shape, tapped_layers=tapped_layers)
+
+
+def native_layers(layers: Sequence[LeanLayer]) -> list[DecoderLayer] | None:
+    """The layers for the native decoder; None unless every matmul is our own kernel's."""
+    native = [_native_layer(layer) for layer in layers]
+    whole = [layer for layer in native if layer is not None]
+    return whole if len(whole) == len(layers) else None
 
 
 def _native_layer(layer: LeanLayer) -> DecoderLayer | None:

@@ -72,6 +72,7 @@ class DraftAttention(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
+        self.scaling = config.head_dim**-0.5
         kv_size = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)

@@ -178,3 +178,26 @@ def test_sampled_blocks_carry_their_distribution_only_for_rejection(acceptance: 
     assert len(block.probs) == (4 if acceptance is Acceptance.REJECTION else 0)
     for token_id, probs in zip(block.token_ids, block.probs, strict=False):
         assert token_id in probs.token_ids
+
+
+def test_the_native_block_pass_gives_the_hidden_states_of_the_modules() -> None:
+    def hidden_of(use_kernels: bool) -> torch.Tensor:
+        pool = PagePool(
+            num_pages=64,
+            num_layers=2,
+            num_kv_heads=2,
+            head_dim=16,
+            dtype=torch.bfloat16,
+            use_kernels=use_kernels,
+        )
+        engine = DraftEngine(make_drafter().to(torch.bfloat16), pool)
+        engine.push(FeatureBatch("a", 1, 0, features(37)))
+        engine.push(FeatureBatch("b", 1, 3, features(20, seed=2)))
+        requests = [request(38), request(24, name="b")]
+        engine.draft(requests)
+        contexts = [engine._contexts.ready(one) for one in requests]
+        with torch.inference_mode():
+            return engine._run_blocks(requests, contexts).float()
+
+    native, modules = hidden_of(True), hidden_of(False)
+    assert (native - modules).abs().max() < 0.05 * modules.abs().max()
