@@ -52,14 +52,6 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run_train)
 
 
-def spread_taps(num_layers: int, count: int = 5) -> tuple[int, ...]:
-    """Evenly spread target layers, 1 .. N-3, as published drafters use them."""
-    count = min(count, max(1, num_layers - 3))
-    if count == 1:
-        return (1,)
-    return tuple(sorted({round(1 + number * (num_layers - 4) / (count - 1)) for number in range(count)}))
-
-
 def run_train(args: argparse.Namespace) -> int:
     """Run all stages."""
     import torch
@@ -107,5 +99,5 @@ def run_train(args: argparse.Namespace) -> int:
         seed=args.seed,
         command="dspark " + " ".join(sys.argv[1:]),
     )
-    run.run(plan, report, spread_taps)
+    run.run(plan, report)
     return 0

@@ -31,7 +31,8 @@ def native_backbone(drafter: DSparkDrafter, pool: PagePool, arena: WeightArena |
     backbone, config = drafter.backbone, drafter.config
     if arena is None or pool.kernels is None or pool.dtype != torch.bfloat16:
         return None
-    layers = native_layers([take_layer(layer, pool.kernels, arena) for layer in backbone.layers])  # type: ignore[arg-type]
+    taken = [take_layer(layer, pool.kernels, arena) for layer in backbone.layers]  # type: ignore[arg-type]
+    layers = native_layers(taken)
     if layers is None:
         return None
     shape = DecoderShape(
@@ -40,7 +41,7 @@ def native_backbone(drafter: DSparkDrafter, pool: PagePool, arena: WeightArena |
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
-        scale=config.head_dim**-0.5,
+        scale=taken[0].scale,
         norm_eps=config.rms_norm_eps,
     )
     decoder = NativeDecoder(pool.kernels, layers, backbone.norm.weight.detach(), shape)

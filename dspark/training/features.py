@@ -22,7 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.engine.attention import RaggedLayout, RaggedStep
+from dspark.engine.attention import RaggedStep
+from dspark.engine.layout import Span, causal_layout
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.pages import PAGE_SIZE
 from dspark.engine.target import make_pool
@@ -43,35 +44,24 @@ class FeatureExtractor:
     @torch.inference_mode()
     def run(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
         """Features [T, L*H], last hidden states [T, H] and log-normalisers [T] of all tokens, in order."""
-        lengths = [len(sample.token_ids) for sample in samples]
         token_ids = torch.tensor([token for sample in samples for token in sample.token_ids])
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        step = RaggedStep(self._pool, _whole_samples(lengths))
+        positions, layout = causal_layout(_spans([len(sample.token_ids) for sample in samples]), PAGE_SIZE)
+        step = RaggedStep(self._pool, layout)
         last, features = self._target.forward.hidden(token_ids, positions, step)
         # in chunks whose logits stay in the processor's cache
-        parts = [self._target.forward.logits(part).float().logsumexp(-1) for part in _split(last, 64)]
+        chunks = [last[start : start + 64] for start in range(0, len(last), 64)]
+        parts = [self._target.forward.logits(chunk).float().logsumexp(-1) for chunk in chunks]
         return features, last, torch.cat(parts)
 
 
-def _split(rows: Tensor, size: int) -> list[Tensor]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-def _whole_samples(lengths: Sequence[int]) -> RaggedLayout:
-    """A causal layout of complete samples, pages handed out in order."""
-    counts = [-(-length // PAGE_SIZE) for length in lengths]
-    firsts = np.concatenate(([0], np.cumsum(counts)[:-1])) * PAGE_SIZE
-    slots = torch.cat(
-        [torch.arange(length) + int(first) for length, first in zip(lengths, firsts, strict=True)]
-    )
-    table = (torch.from_numpy(firsts)[:, None] // PAGE_SIZE + torch.arange(max(counts))).to(torch.int32)
-    rows = torch.arange(len(lengths), dtype=torch.int32)
-    return RaggedLayout(
-        slots=slots,
-        row_request=rows.repeat_interleave(torch.tensor(lengths)),
-        page_table=table.contiguous(),
-        kv_lens=torch.cat([torch.arange(1, length + 1, dtype=torch.int32) for length in lengths]),
-    )
+def _spans(lengths: Sequence[int]) -> list[Span]:
+    """Complete samples, pages handed out in order."""
+    spans, first = [], 0
+    for length in lengths:
+        count = -(-length // PAGE_SIZE)
+        spans.append(Span(0, length, range(first, first + count)))
+        first += count
+    return spans
 
 
 def _write(file: BinaryIO, rows: Tensor) -> None:

@@ -67,14 +67,22 @@ def generate_data(work: Path, engine: TargetEngine, tokenizer: Any, plan: DataPl
     if plan.num_self_prompts:
         jobs = prompt_jobs(tokenizer, plan.num_self_prompts, seed=plan.seed, skip=done_ids(invented))
         write_rows(
-            invented, generator.run(jobs), _prompt_row(tokenizer, engine), _every(report, "prompts", 500)
+            invented,
+            generator.run(jobs),
+            _prompt_row(tokenizer, engine),
+            _every(report, "prompts: {} written, {} tokens generated", 500),
         )
     prompts: list[dict[str, Any]] = []
     for path in (*plan.prompt_files, *((invented,) if invented.is_file() else ())):
         prompts += [{"id": f"{path.stem}-{number}", **row} for number, row in enumerate(read_rows(path))]
     responses = work / "responses.jsonl"
     todo = response_jobs(prompts, tokenizer, seed=plan.seed, skip=done_ids(responses))
-    write_rows(responses, generator.run(todo), _response_row(tokenizer), _every(report, "responses", 200))
+    write_rows(
+        responses,
+        generator.run(todo),
+        _response_row(tokenizer),
+        _every(report, "responses: {} written, {} tokens generated", 200),
+    )
 
 
 def _prompt_row(
@@ -97,13 +105,15 @@ def _response_row(tokenizer: Any) -> Callable[[Job, list[int], Any], dict[str, A
     return to_row
 
 
-def _every(report: Report, what: str, rows: int) -> Callable[[int, int], None]:
-    seen = [0]
+def _every(report: Report, text: str, interval: int) -> Callable[[int, int], None]:
+    """Report `text` with both figures whenever the first has grown by `interval`."""
+    seen = 0
 
-    def progress(num_rows: int, num_tokens: int) -> None:
-        if num_rows - seen[0] >= rows:
-            seen[0] = num_rows
-            report(f"{what}: {num_rows} written, {num_tokens} tokens generated")
+    def progress(first: int, second: int) -> None:
+        nonlocal seen
+        if first - seen >= interval:
+            seen = first
+            report(text.format(first, second))
 
     return progress
 
@@ -140,13 +150,13 @@ def cache_features(
     """Features of all samples, computed unless a finished cache of as many samples lies there."""
     manifest = directory / "manifest.json"
     if not manifest.is_file() or json.loads(manifest.read_text())["num_samples"] != len(samples):
-        progress = _every(report, "features", 50_000)
+        progress = _every(report, "features: {} of {} tokens", 50_000)
         build_cache(
             directory,
             samples,
             target,
             layer_ids,
-            progress=lambda done, total: progress(done, total),
+            progress=progress,
             cache_dir=cache_dir,
         )
     return FeatureCache([directory])
@@ -217,7 +227,7 @@ class Split:
 def split_cache(
     cache: FeatureCache, drafter: DSparkDrafter, *, batch_samples: int, anchors_per_sample: int, seed: int
 ) -> Split:
-    """Hold out one sample in twenty (at most 64 batches' worth of 16 samples... at least one batch)."""
+    """Hold out one sample in twenty, but at least one batch and at most four."""
     order = np.random.Generator(np.random.PCG64(7)).permutation(len(cache))
     count = min(max(batch_samples, len(order) // 20), 4 * batch_samples)
     t2d: Tensor = invert_vocabulary(drafter.d2t, cache.vocab_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,15 @@ class RunPlan:
     command: str
 
 
-def run(plan: RunPlan, report: Report, spread_taps: Callable[[int], tuple[int, ...]]) -> None:
+def spread_taps(num_layers: int, count: int = 5) -> tuple[int, ...]:
+    """Evenly spread target layers, 1 .. N-3, as published drafters use them."""
+    count = min(count, max(1, num_layers - 3))
+    if count == 1:
+        return (1,)
+    return tuple(sorted({round(1 + number * (num_layers - 4) / (count - 1)) for number in range(count)}))
+
+
+def run(plan: RunPlan, report: Report) -> None:
     """Generate, cache, train, calibrate, export.
 
     Raises:
@@ -64,9 +71,10 @@ def run(plan: RunPlan, report: Report, spread_taps: Callable[[int], tuple[int, .
 
     plan.work.mkdir(parents=True, exist_ok=True)
     config = AutoConfig.from_pretrained(plan.target)
-    cache = _features(plan, config, report, spread_taps)
+    cache = _features(plan, config, report)
     drafter, coverage = new_drafter(plan.shape, plan.target, config, cache, seed=plan.seed, init=plan.init)
-    report(f"draft vocabulary of {len(drafter.d2t)} tokens covers {coverage:.1%} of the responses")
+    if plan.init is None:
+        report(f"draft vocabulary of {len(drafter.d2t)} tokens covers {coverage:.1%} of the responses")
     split = split_cache(
         cache,
         drafter,
@@ -88,9 +96,7 @@ def run(plan: RunPlan, report: Report, spread_taps: Callable[[int], tuple[int, .
     _export(plan, drafter, split.held_out, rows[-1], cache, report)
 
 
-def _features(
-    plan: RunPlan, config: Any, report: Report, spread_taps: Callable[[int], tuple[int, ...]]
-) -> FeatureCache:
+def _features(plan: RunPlan, config: Any, report: Report) -> FeatureCache:
     if plan.features:
         return FeatureCache(plan.features)
     from transformers import AutoTokenizer

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.blocks import BlockBatch, BlockSampler
 from dspark.training.fused_loss import load_fused_loss
 from dspark.training.losses import LossWeights
-from dspark.training.objective import mean_committed, run_blocks
+from dspark.training.objective import BlockScores, mean_committed, run_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +124,7 @@ class Trainer:
                 group["lr"] = base * share
             optimiser.zero_grad(set_to_none=True)
         batch = next(batches)
-        with torch.autocast("cpu", torch.bfloat16):
-            loss, _ = run_blocks(
-                self._drafter,
-                batch,
-                self._config.loss,
-                decay=self._config.position_decay,
-                fused=self._fused,
-            )
+        loss, _ = self._run(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._drafter.parameters(), self._config.max_grad_norm)
         for optimiser in self._optimisers:
@@ -140,19 +133,22 @@ class Trainer:
         self._blocks += batch.anchors.numel()
         return float(loss.detach())
 
+    def _run(self, batch: BlockBatch) -> tuple[Tensor, BlockScores]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return run_blocks(
+                self._drafter,
+                batch,
+                self._config.loss,
+                decay=self._config.position_decay,
+                fused=self._fused,
+            )
+
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Held-out metrics under teacher forcing."""
         greedy, sampled, first, losses = [], [], [], []
         for batch in self._held_out:
-            with torch.autocast("cpu", torch.bfloat16):
-                loss, scores = run_blocks(
-                    self._drafter,
-                    batch,
-                    self._config.loss,
-                    decay=self._config.position_decay,
-                    fused=self._fused,
-                )
+            loss, scores = self._run(batch)
             greedy.append(mean_committed(scores.agree, scores.is_valid))
             sampled.append(mean_committed(scores.overlap, scores.is_valid))
             first.append(float(scores.agree[:, 0].mean()))
