@@ -25,11 +25,11 @@ REQUEST = DraftRequest("a", 1, 3, 5, SamplingParams(), 4)
 OPEN = OpenRequest("a", 1, (1, 2), 2, SamplingParams())
 
 
-class DraftEngine:
+class RecordingEngine:
     """Notes what it was asked, in which thread."""
 
-    def __init__(self) -> None:
-        self.info = FakeDrafter(FakeVerifier()).info
+    def __init__(self, info) -> None:
+        self.info = info
         self.calls: list[str] = []
         self.threads: set[str] = set()
         self.failure: Exception | None = None
@@ -39,6 +39,13 @@ class DraftEngine:
         self.threads.add(threading.current_thread().name)
         if self.failure is not None:
             raise self.failure
+
+
+class DraftEngine(RecordingEngine):
+    """Drafts nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeDrafter(FakeVerifier()).info)
 
     def push(self, batch):
         self._note(f"push {batch.request_id}")
@@ -51,20 +58,11 @@ class DraftEngine:
         self._note("close")
 
 
-class TargetEngine:
+class TargetEngine(RecordingEngine):
     """Answers every step with the same features."""
 
     def __init__(self) -> None:
-        self.info = FakeVerifier().info
-        self.calls: list[str] = []
-        self.threads: set[str] = set()
-        self.failure: Exception | None = None
-
-    def _note(self, name: str) -> None:
-        self.calls.append(name)
-        self.threads.add(threading.current_thread().name)
-        if self.failure is not None:
-            raise self.failure
+        super().__init__(FakeVerifier().info)
 
     def open(self, request):
         self._note(f"open {request.request_id}")
