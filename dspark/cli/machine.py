@@ -24,6 +24,8 @@ class Machine:
     memory_bytes: int
     # those of _BF16_FLAGS the processor has
     bf16_flags: tuple[str, ...]
+    # bfloat16 weights are widened in registers and multiplied as floats
+    can_widen: bool
     gpus: tuple[str, ...]
     # the one that builds the kernels
     compiler: str | None
@@ -38,6 +40,7 @@ def read_machine() -> Machine:
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         bf16_flags=tuple(flag for flag in _BF16_FLAGS if flag in flags),
+        can_widen={"avx2", "fma"} <= flags,
         gpus=_gpus(),
         compiler=shutil.which("g++"),
     )

@@ -24,14 +24,14 @@ _LANES = 16
 
 def is_lean(model: CausalModel, dtype: torch.dtype, cache_dir: Path | None = None) -> bool:
     """Whether the lean forward computes this model on this machine."""
-    config = model.config
+    config, kernels = model.config, load_kernels(cache_dir)
     sizes = (config.hidden_size, config.intermediate_size, model.model.layers[0].self_attn.head_dim)
     return (
-        config.model_type in TARGET_FAMILIES
+        kernels is not None
+        and config.model_type in TARGET_FAMILIES
         and config.hidden_act == "silu"
         and all(size % _LANES == 0 for size in sizes)
-        and can_pack(model.lm_head.weight)
-        and load_kernels(cache_dir) is not None
+        and (kernels.can_multiply(model.lm_head.weight) or can_pack(model.lm_head.weight))
         and NativeKernels.supports(
             dtype=dtype, device=model.lm_head.weight.device, head_dim=sizes[2], page_size=PAGE_SIZE
         )

@@ -3,12 +3,12 @@
 import os
 import sys
 
+from dspark.engine.threads import quiet_thread_variables
 from services.drafter.assembly import load_drafter_service
 from services.drafter.servicer import SERVICE_NAME
 from services.drafter.settings import DrafterSettings
 from services.runtime.process import run_service
 from services.runtime.server import serve
-from services.runtime.threads import quiet_thread_variables
 
 
 async def serve_drafter(settings: DrafterSettings) -> None:

@@ -3,9 +3,9 @@
 import os
 import sys
 
+from dspark.engine.threads import quiet_thread_variables
 from services.runtime.process import run_service
 from services.runtime.server import serve
-from services.runtime.threads import quiet_thread_variables
 from services.verifier.assembly import load_verifier_service
 from services.verifier.servicer import SERVICE_NAME
 from services.verifier.settings import VerifierSettings

@@ -1,5 +1,6 @@
 // x @ weight.T in bfloat16 with float sums, for weights packed once. Bound by reading the weights: what matters is
-// one sequential stream over huge pages, which AMX tiles or AVX512-BF16 then consume as fast as it comes.
+// one sequential stream over huge pages, which AMX tiles, AVX512-BF16 or, for a few rows, AVX2 then consume as fast
+// as it comes.
 //
 // Exactness: an output element is summed over k in one order, whatever the number of rows or threads.
 #pragma once
@@ -13,6 +14,8 @@
 
 #if !DSPARK_AMX && defined(__AVX512BF16__)
 #define DSPARK_DOT 1
+#elif !DSPARK_AMX && defined(__AVX2__) && defined(__FMA__)
+#define DSPARK_FMA 1
 #endif
 
 namespace dspark {
@@ -93,7 +96,6 @@ inline void finish_block(const MatmulArgs& a, const float* sums, int64_t first_r
 
 #if DSPARK_AMX
 
-constexpr bool kPadsRows = true;
 constexpr int kStep = 32;  // rows of x a block is multiplied with at once: two tiles
 
 inline bool can_matmul() { return has_tiles(); }
@@ -150,7 +152,6 @@ inline void multiply(const MatmulArgs& a, const BFloat16* x, int64_t stride, int
 
 #elif DSPARK_DOT
 
-constexpr bool kPadsRows = false;
 constexpr int kStep = 8;
 
 inline bool can_matmul() { return true; }
@@ -190,33 +191,136 @@ inline void multiply(const MatmulArgs& a, const BFloat16* x, int64_t stride, int
   }
 }
 
-#else
+#elif DSPARK_FMA
 
-constexpr bool kPadsRows = false;
+constexpr int kMostRows = 6;  // 12 sums, 2 weights and an input fill the 16 registers
+
+typedef float Float8 __attribute__((vector_size(32)));
+typedef uint32_t Word8 __attribute__((vector_size(32)));
+
+inline bool can_matmul() { return true; }
+
+// Adds one input per row times 8 * V weights.
+template <int R, int V>
+inline __attribute__((always_inline)) void add_products(const float* x, int64_t stride, const Word8* weights,
+                                                        Float8 (&acc)[R][V]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+    const float one = x[r * stride];
+    const Float8 input = {one, one, one, one, one, one, one, one};
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) acc[r][v] += input * (Float8)weights[v];
+  }
+}
+
+// [R][8 * V] sums for the outputs from `first` on; V = 4: all of the block. A word holds the weights of two
+// neighbouring inputs, and a bfloat16 is the upper half of a float.
+//
+// Not inlined: among other code GCC spills the sums, and the loop takes four times as long.
+template <int R, int V>
+__attribute__((noinline)) void multiply_columns(const float* x, int64_t stride, const BFloat16* packed, int first,
+                                                int64_t K, float* sums) {
+  Float8 acc[R][V] = {};
+  for (int64_t k = 0; k < K; k += kTileK, packed += 2 * kTileSize)
+    for (int pair = 0; pair < 16; pair++) {
+      Word8 even[V], odd[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) {
+        const int tile = (first + v * 8) / 16, column = (first + v * 8) % 16;
+        const BFloat16* at = packed + tile * kTileSize + pair * 32 + column * 2;
+        if (v % 2 == 0) __builtin_prefetch((const char*)at + 4096);
+        std::memcpy(&odd[v], at, sizeof(Word8));
+        even[v] = odd[v] << 16;
+        odd[v] &= 0xffff0000u;
+      }
+      add_products<R, V>(x + k + pair * 2, stride, even, acc);
+      add_products<R, V>(x + k + pair * 2 + 1, stride, odd, acc);
+    }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) std::memcpy(sums + r * kBlockN + first + v * 8, &acc[r][v], sizeof(Float8));
+}
+
+template <int R>
+inline void multiply_block(const float* x, int64_t stride, const BFloat16* packed, int64_t K, float* sums) {
+  if constexpr (R <= 2) {
+    multiply_columns<R, 4>(x, stride, packed, 0, K, sums);
+  } else {
+    multiply_columns<R, 2>(x, stride, packed, 0, K, sums);
+    multiply_columns<R, 2>(x, stride, packed, 16, K, sums);
+  }
+}
+
+inline void multiply(const MatmulArgs& a, const float* x, int64_t stride, int64_t block) {
+  const int64_t K = a.in_features;
+  const BFloat16* packed = (const BFloat16*)a.packed + block * kBlockN * K;
+  alignas(64) float sums[kMostRows * kBlockN];
+  const int64_t groups = (a.num_rows + kMostRows - 1) / kMostRows;
+  for (int64_t group = 0; group < groups; group++) {
+    // Groups of nearly one size: a group of one row costs as much as one of three.
+    const int64_t row = a.num_rows * group / groups;
+    const int rows = a.num_rows * (group + 1) / groups - row;
+    with_rows(rows, [&](auto n) {
+      if constexpr (n <= kMostRows) multiply_block<n>(x + row * stride, stride, packed, K, sums);
+    });
+    finish_block(a, sums, row, rows, block);
+  }
+}
+
+// The rows as floats: every block reads them again.
+inline const float* take_rows(const MatmulArgs& a, int64_t* stride) {
+  static thread_local std::vector<float> rows;
+  const int64_t K = a.in_features;
+  rows.resize(a.num_rows * K);
+  float* out = rows.data();
+  run_ranges(a.num_rows, 16384 / K + 1, a.num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++)
+      for (int64_t k = 0; k < K; k += kLanes)
+        store(out + row * K + k, load((const BFloat16*)a.x + row * a.x_stride + k));
+  });
+  *stride = K;
+  return out;
+}
+
+#else
 
 inline bool can_matmul() { return false; }
 inline void multiply(const MatmulArgs&, const BFloat16*, int64_t, int64_t) {}
 
 #endif
 
-inline void matmul(const MatmulArgs& a) {
-  const int64_t blocks = (a.out_features + kBlockN - 1) / kBlockN, K = a.in_features;
-  // Tiles read whole: the rows are padded with zeros, which nothing is summed with.
-  const int64_t whole = a.num_rows / kTileRows * kTileRows;
-  const BFloat16* x = (const BFloat16*)a.x;
-  int64_t stride = a.x_stride;
+#if !DSPARK_FMA
+
+#if DSPARK_AMX
+// Tiles read whole: the rows are padded with zeros, which nothing is summed with.
+inline const BFloat16* take_rows(const MatmulArgs& a, int64_t* stride) {
   static thread_local std::vector<BFloat16> padded;
-  if (kPadsRows && whole != a.num_rows) {
-    padded.resize((whole + kTileRows) * K);
-    for (int64_t row = 0; row < whole + kTileRows; row++) {
-      if (row < a.num_rows)
-        std::memcpy(&padded[row * K], x + row * stride, K * sizeof(BFloat16));
-      else
-        std::memset(&padded[row * K], 0, K * sizeof(BFloat16));
-    }
-    x = padded.data();
-    stride = K;
+  const int64_t K = a.in_features, whole = a.num_rows / kTileRows * kTileRows;
+  const BFloat16* x = (const BFloat16*)a.x;
+  *stride = a.x_stride;
+  if (whole == a.num_rows) return x;
+  padded.resize((whole + kTileRows) * K);
+  for (int64_t row = 0; row < whole + kTileRows; row++) {
+    if (row < a.num_rows)
+      std::memcpy(&padded[row * K], x + row * a.x_stride, K * sizeof(BFloat16));
+    else
+      std::memset(&padded[row * K], 0, K * sizeof(BFloat16));
   }
+  *stride = K;
+  return padded.data();
+}
+#else
+inline const BFloat16* take_rows(const MatmulArgs& a, int64_t* stride) {
+  *stride = a.x_stride;
+  return (const BFloat16*)a.x;
+}
+#endif
+
+#endif
+
+inline void matmul(const MatmulArgs& a) {
+  const int64_t blocks = (a.out_features + kBlockN - 1) / kBlockN;
+  int64_t stride;
+  const auto* x = take_rows(a, &stride);
   const int64_t piece = std::max<int64_t>(1, blocks / (a.num_threads * kPiecesPerThread));
   run_ranges(blocks, piece, a.num_threads, [&](int64_t begin, int64_t end) {
     TileScope scope(false);

@@ -34,22 +34,31 @@ inline int64_t value_index<BFloat16>(int D, int d, int offset) {
 }
 
 struct VecPair {
-  FloatVec even, odd;
+  RegisterVec even, odd;
 };
 
 inline VecPair unpair(const BFloat16* p) {
-  WordVec words;
+  RegisterWords words;
   std::memcpy(&words, p, sizeof words);
-  return {(FloatVec)(words << 16), (FloatVec)(words & 0xffff0000u)};
+  return {(RegisterVec)(words << 16), (RegisterVec)(words & 0xffff0000u)};
 }
 
-// Dimensions d and d + 1 of all keys of a page, d even.
-inline VecPair load_keys(const float* page, int d) { return {load(page + d * kPage), load(page + (d + 1) * kPage)}; }
-inline VecPair load_keys(const BFloat16* page, int d) { return unpair(page + d * kPage); }
+inline VecPair load_two(const float* even, const float* odd) {
+  VecPair pair;
+  std::memcpy(&pair.even, even, sizeof pair.even);
+  std::memcpy(&pair.odd, odd, sizeof pair.odd);
+  return pair;
+}
 
-// Sixteen dimensions from d on of keys j and j + 1, j even.
+// Dimensions d and d + 1, d even, of a register of keys of a page, from key `first` on.
+inline VecPair load_keys(const float* page, int d, int first) {
+  return load_two(page + d * kPage + first, page + (d + 1) * kPage + first);
+}
+inline VecPair load_keys(const BFloat16* page, int d, int first) { return unpair(page + d * kPage + first * 2); }
+
+// A register of dimensions from d on of keys j and j + 1, j even.
 inline VecPair load_values(const float* page, int D, int j, int d) {
-  return {load(page + j * D + d), load(page + (j + 1) * D + d)};
+  return load_two(page + j * D + d, page + (j + 1) * D + d);
 }
 inline VecPair load_values(const BFloat16* page, int D, int j, int d) { return unpair(page + j * D + d * 2); }
 

@@ -12,18 +12,27 @@
 namespace dspark {
 
 constexpr int kLanes = 16;
-constexpr int kGroup = 8;  // rows whose sums stay in registers while they share loaded data
+constexpr int kGroup = 8;  // the most rows that share loaded data while their sums stay in registers
 
 typedef float FloatVec __attribute__((vector_size(64)));
 typedef int32_t IntVec __attribute__((vector_size(64)));
 typedef uint32_t WordVec __attribute__((vector_size(64)));
 typedef uint16_t HalfVec __attribute__((vector_size(32)));
 
+// A vector that is one register of this machine, for loops that live by keeping sums in registers.
+#if defined(__AVX512F__)
+constexpr int kRegisterLanes = 16;
+#else
+constexpr int kRegisterLanes = 8;
+#endif
+typedef float RegisterVec __attribute__((vector_size(4 * kRegisterLanes)));
+typedef uint32_t RegisterWords __attribute__((vector_size(4 * kRegisterLanes)));
+
 struct BFloat16 {
   uint16_t bits;
 };
 
-inline FloatVec splat(float x) { return FloatVec{} + x; }
+inline FloatVec splat(float x) { return FloatVec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 inline FloatVec load(const float* p) {
   FloatVec v;

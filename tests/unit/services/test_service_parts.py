@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from dspark.decoding.types import Acceptance, DrafterInfo, DraftRequest, FeatureBatch, SamplingParams
+from dspark.engine.threads import quiet_thread_variables
 from dspark.errors import ConfigurationError, ModelMismatchError
 from services.drafter.arrivals import FeatureArrivals
 from services.drafter.settings import DrafterSettings
 from services.runtime.channel import check_address
 from services.runtime.idle import IdleRequests
 from services.runtime.settings import read_settings
-from services.runtime.threads import quiet_thread_variables
 from services.scheduler.breaker import CircuitBreaker
 from services.scheduler.settings import SchedulerSettings
 from services.verifier.pairing import TargetShape, check_sizes, layer_check, read_shape

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Two model processes take turns on the same cores. By default OpenMP threads of the process that has just
-# finished spin for milliseconds and steal the cores of the other one.
+# Our kernels' threads, torch's OpenMP threads and the other model process take turns on the same cores.
+# By default OpenMP threads that have just finished spin for milliseconds and take the cores of the next one.
 _QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
 
