@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.decoding.drafting import draft_tokens
 from dspark.decoding.types import (
     Acceptance,
     DraftBlock,
@@ -20,12 +19,12 @@ from dspark.decoding.types import (
     DraftRequest,
     FeatureBatch,
     SamplingParams,
-    SparseProbs,
 )
 from dspark.engine.attention import RaggedLayout, paged_attention, write_pages
 from dspark.engine.contexts import ContextTable, DraftContext
+from dspark.engine.draft_heads import DraftHeads
 from dspark.engine.draft_layers import native_backbone
-from dspark.engine.linear import make_linear, open_arena, pack_linears
+from dspark.engine.linear import open_arena, pack_linears
 from dspark.engine.pages import PagePool
 from dspark.models.calibration import Calibration
 from dspark.models.checkpoint import load_drafter
@@ -54,13 +53,13 @@ class DraftEngine:
     ) -> None:
         config = drafter.config
         self._drafter, self._pool, self._config = drafter, pool, config
-        self._calibration = calibration or Calibration.identity(config.gamma)
         self._contexts = ContextTable(pool, pool.dtype)
         self._scale = config.head_dim**-0.5
         arena = open_arena(cache_dir)
         self._native = native_backbone(drafter, pool, arena)
-        self._head = make_linear(drafter.lm_head, arena=arena)
-        pack_linears(drafter, cache_dir=cache_dir)
+        if self._native is None:
+            pack_linears(drafter.backbone, arena)
+        self._heads = DraftHeads(drafter, calibration or Calibration.identity(config.gamma), arena)
         self.info = DrafterInfo(
             name=name,
             gamma=config.gamma,
@@ -145,7 +144,7 @@ class DraftEngine:
         contexts = [context for _, context in fitting]
         self._ingest(contexts)
         hidden = self._run_blocks([one for one, _ in fitting], contexts)
-        return self._run_heads([one for one, _ in fitting], hidden)
+        return self._heads.draft([one for one, _ in fitting], hidden)
 
     def _ingest(self, contexts: Sequence[DraftContext]) -> None:
         """Turn pending features of all contexts into keys and values, in one pass."""
@@ -159,10 +158,13 @@ class DraftEngine:
         starts = [context.start for context in waiting]
         positions = torch.cat([index + start for index, start in zip(indices, starts, strict=True)])
         slots = torch.cat([self._slots(one, index) for one, index in zip(waiting, indices, strict=True)])
-        layout = _write_layout(slots)
-        pairs = backbone.context_keys_values(backbone.fuse(rows), positions)
-        for layer, (key, value) in enumerate(pairs):
-            write_pages(self._pool, layer, key, value, layout)
+        if self._native is not None:
+            self._native.ingest(rows, positions, slots)
+        else:
+            layout = _write_layout(slots)
+            pairs = backbone.context_keys_values(backbone.fuse(rows), positions)
+            for layer, (key, value) in enumerate(pairs):
+                write_pages(self._pool, layer, key, value, layout)
         for context, (_, last) in zip(waiting, spans, strict=True):
             context.num_computed, context.pending = last, []
 
@@ -200,51 +202,8 @@ class DraftEngine:
         if self._native is None:
             hidden: Tensor = self._drafter.backbone(embeddings, positions, attend)
         else:
-            hidden = self._native(embeddings, positions, layout)
+            hidden = self._native.blocks(embeddings, positions, layout)
         return hidden.view(len(requests), gamma, -1)
-
-    def _run_heads(self, requests: Sequence[DraftRequest], hidden: Tensor) -> list[DraftBlock]:
-        """The sequential head (eqs. 4-5): each slot's logits are biased by the token drafted before it."""
-        num_steps = max(one.max_drafts for one in requests)
-        base_logits = self._head(hidden[:, :num_steps].reshape(-1, hidden.shape[-1]))
-        base_logits = base_logits.view(len(requests), num_steps, -1)
-        samplings = [one.sampling for one in requests]
-        bases = [one.base_committed_len for one in requests]
-        heads, token_map = self._drafter.markov_head, self._token_map()
-        previous = torch.tensor([one.anchor_token for one in requests])
-        token_ids = np.empty((len(requests), num_steps), dtype=np.int32)
-        embeddings = []
-        probs: list[list[SparseProbs | None]] = []
-        for step in range(num_steps):
-            embedded = heads.embed(previous)
-            embeddings.append(embedded)
-            logits = base_logits[:, step] + heads.bias(embedded)
-            positions = [base + step for base in bases]
-            chosen, step_probs = draft_tokens(logits, samplings, positions, token_map, bases=bases)
-            token_ids[:, step] = chosen
-            probs.append(step_probs)
-            previous = torch.from_numpy(chosen).to(torch.int64)
-        calibrated = self._confidence(samplings, hidden[:, :num_steps], torch.stack(embeddings, dim=1))
-        return [
-            _block(one, token_ids[row], calibrated[row], [step_probs[row] for step_probs in probs])
-            for row, one in enumerate(requests)
-        ]
-
-    def _token_map(self) -> Tensor | None:
-        return self._drafter.d2t if self._config.draft_vocab_size else None
-
-    def _confidence(
-        self,
-        samplings: Sequence[SamplingParams],
-        hidden: Tensor,  # [R, G', H]
-        embeddings: Tensor,  # [R, G', rank]
-    ) -> np.ndarray:
-        """Calibrated confidences [R, G'] (eq. 7); ones without a confidence head."""
-        if self._drafter.confidence_head is None:
-            return np.ones(hidden.shape[:2], dtype=np.float32)
-        logits = self._drafter.confidence_head(hidden, embeddings).numpy()
-        is_greedy = np.array([one.acceptance is Acceptance.GREEDY for one in samplings])
-        return self._calibration.apply(logits, is_greedy)
 
     def measure(self) -> tuple[tuple[int, float], ...]:
         """Seconds of one draft by number of requests: the median at a context of some hundred tokens."""
@@ -273,18 +232,3 @@ def _write_layout(slots: Tensor) -> RaggedLayout:
     """A layout that only says where rows are written."""
     nothing = torch.zeros(len(slots), dtype=torch.int32)
     return RaggedLayout(slots, nothing, torch.zeros((1, 1), dtype=torch.int32), nothing)
-
-
-def _block(
-    request: DraftRequest, token_ids: np.ndarray, confidence: np.ndarray, probs: Sequence[SparseProbs | None]
-) -> DraftBlock:
-    """Cut one block to what its request asked for."""
-    count = request.max_drafts
-    return DraftBlock(
-        request_id=request.request_id,
-        epoch=request.epoch,
-        base_committed_len=request.base_committed_len,
-        token_ids=token_ids[:count].copy(),
-        confidence=confidence[:count].astype(np.float32),
-        probs=tuple(one for one in probs[:count] if one is not None),
-    )

@@ -1,55 +1,103 @@
-"""The drafter's layers in one native call: they are decoder layers whose rows may see the whole block."""
+"""The drafter's backbone in native calls: context into pages, then layers whose rows see the whole block."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from dspark.engine.attention import RaggedLayout
-from dspark.engine.kernels.decoder import DecoderShape, NativeDecoder
+from dspark.engine.kernels.decoder import DecoderLayer, DecoderShape, NativeDecoder
+from dspark.engine.kernels.native import HeadTransform, NativeKernels
 from dspark.engine.lean_layers import native_layers, take_layer
-from dspark.engine.linear import WeightArena
+from dspark.engine.linear import WeightArena, make_linear
 from dspark.engine.pages import PagePool
+from dspark.models.backbone import Backbone, DraftAttention
+from dspark.models.config import DrafterConfig
 from dspark.models.drafter import DSparkDrafter
 
-Blocks = Callable[[Tensor, Tensor, RaggedLayout], Tensor]
+_LANES = 16
 
 
-def native_backbone(drafter: DSparkDrafter, pool: PagePool, arena: WeightArena | None) -> Blocks | None:
-    """The block pass as one call, where the CPU has our kernels; None: run the modules.
+class NativeBackbone:
+    """Computes what `Backbone` computes, with keys and values in pages."""
+
+    def __init__(
+        self,
+        drafter: DSparkDrafter,
+        pool: PagePool,
+        kernels: NativeKernels,
+        layers: list[DecoderLayer],
+        arena: WeightArena,
+    ) -> None:
+        backbone, config = drafter.backbone, drafter.config
+        self._pool, self._kernels = pool, kernels
+        self._eps = config.rms_norm_eps
+        self._rotary = _rotary_table(backbone, config, pool.dtype)
+        self._decoder = NativeDecoder(kernels, layers, backbone.norm.weight.detach(), _shape(config))
+        self._fuse = make_linear(backbone.fc.weight, arena=arena)
+        self._fused_norm = backbone.hidden_norm.weight.detach().to(pool.dtype)
+        attentions: list[DraftAttention] = [layer.self_attn for layer in backbone.layers]  # type: ignore[misc]
+        weights = [part.weight.detach() for one in attentions for part in (one.k_proj, one.v_proj)]
+        self._keys_values = make_linear(torch.cat(weights), arena=arena)
+        self._key_norms = [one.k_norm.weight.detach().to(pool.dtype) for one in attentions]
+
+    def ingest(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """Write keys and values of the context (eqs. 2-3): features [T, L*H] at positions and slots [T]."""
+        fused = self._kernels.add_norm(self._fuse(features), None, self._fused_norm, self._eps)
+        num_rows, num_layers = len(fused), len(self._key_norms)
+        heads = self._keys_values(fused)
+        heads = heads.view(num_rows, num_layers, 2, self._pool.num_kv_heads, self._pool.head_dim)
+        rotation = self._rotation(positions)
+        for layer, norm in enumerate(self._key_norms):
+            pages = (self._pool.keys[layer], self._pool.values[layer])
+            transform = HeadTransform(*rotation, norm, norm, self._eps)
+            self._kernels.write_pages(heads[:, layer, 0], heads[:, layer, 1], pages, slots, transform)
+
+    def blocks(self, embeddings: Tensor, positions: Tensor, layout: RaggedLayout) -> Tensor:
+        """Block embeddings [T, H], overwritten, at absolute positions [T] to hidden states [T, H]."""
+        indices = (layout.slots, layout.row_request, layout.page_table, layout.kv_lens)
+        pages = (self._pool.keys, self._pool.values)
+        return self._decoder.run(embeddings, pages, indices, self._rotation(positions))[0]
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self._rotary
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+
+def native_backbone(
+    drafter: DSparkDrafter, pool: PagePool, arena: WeightArena | None
+) -> NativeBackbone | None:
+    """The backbone in native calls where the CPU has our kernels; None: run the modules.
 
     Args:
         drafter: with stock linear layers, in bfloat16.
-        pool: pages of the context, which the call reads and writes.
+        pool: pages of the context, which the calls read and write.
         arena: where packed weights go.
-
-    Returns:
-        Block embeddings [T, H], absolute positions [T] and their layout, to hidden states [T, H].
     """
-    backbone, config = drafter.backbone, drafter.config
     if arena is None or pool.kernels is None or pool.dtype != torch.bfloat16:
         return None
-    taken = [take_layer(layer, pool.kernels, arena) for layer in backbone.layers]  # type: ignore[arg-type]
-    layers = native_layers(taken)
-    if layers is None:
+    if drafter.config.hidden_size % _LANES:
         return None
-    shape = DecoderShape(
+    stock = drafter.backbone.layers
+    layers = native_layers([take_layer(layer, pool.kernels, arena) for layer in stock])  # type: ignore[arg-type]
+    return None if layers is None else NativeBackbone(drafter, pool, pool.kernels, layers, arena)
+
+
+def _shape(config: DrafterConfig) -> DecoderShape:
+    return DecoderShape(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
-        scale=taken[0].scale,
+        scale=config.head_dim**-0.5,
         norm_eps=config.rms_norm_eps,
     )
-    decoder = NativeDecoder(pool.kernels, layers, backbone.norm.weight.detach(), shape)
+
+
+def _rotary_table(backbone: Backbone, config: DrafterConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position a block can reach, [P, D / 2], rounded as the modules round."""
+    positions = torch.arange(config.max_position_embeddings + config.gamma)
     half = config.head_dim // 2
-
-    def run(embeddings: Tensor, positions: Tensor, layout: RaggedLayout) -> Tensor:
-        cos, sin = (part[:, 0, :half].float().contiguous() for part in backbone.rotary(positions, pool.dtype))
-        indices = (layout.slots, layout.row_request, layout.page_table, layout.kv_lens)
-        return decoder.run(embeddings.clone(), (pool.keys, pool.values), indices, (cos, sin))[0]
-
-    return run
+    cos, sin = (part[:, 0, :half].float().contiguous() for part in backbone.rotary(positions, dtype))
+    return cos, sin

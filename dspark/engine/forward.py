@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark.engine.attention import RaggedStep
-from dspark.engine.linear import pack_linears
+from dspark.engine.linear import open_arena, pack_linears
 
 
 class ModelConfig(Protocol):
@@ -79,7 +79,7 @@ class StockForward:
         self._layer_ids = tuple(target_layer_ids)
         self._hidden_size = model.config.hidden_size
         if use_kernels:
-            pack_linears(model, cache_dir=cache_dir)
+            pack_linears(model, open_arena(cache_dir))
         for layer_id in self._layer_ids:
             model.model.layers[layer_id].register_forward_hook(self._tap_into(layer_id))
 

@@ -28,14 +28,14 @@ class PackedLinear(nn.Module):
         self.in_features = weight.shape[1]
         self.out_features = weight.shape[0] // 2 if is_gated else weight.shape[0]
         self.bias = bias
-        self._kernels = arena.kernels
+        self.kernels = arena.kernels
         # Not a buffer: this order belongs to this machine, never to a state dict.
-        self.packed = self._kernels.pack(weight, arena.take(weight), is_gated=is_gated)
+        self.packed = self.kernels.pack(weight, arena.take(weight), is_gated=is_gated)
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows [..., in] to [..., out]; a gated layer gives silu(gate) * up."""
         rows = x if x.ndim == 2 and x.stride(1) == 1 else x.reshape(-1, self.in_features).contiguous()
-        out = self._kernels.matmul(rows, self.packed, self.bias)
+        out = self.kernels.matmul(rows, self.packed, self.bias)
         return out if x.ndim == 2 else out.view(*x.shape[:-1], self.out_features)
 
 
@@ -117,22 +117,18 @@ class _Module(Protocol):
     def named_children(self) -> Iterator[tuple[str, nn.Module]]: ...
 
 
-def pack_linears(module: _Module, *, cache_dir: Path | None = None) -> None:
+def pack_linears(module: _Module, arena: WeightArena | None) -> None:
     """Replace every `nn.Linear` below `module` by a packed one, where this machine can pack it.
 
     The module is for inference afterwards: its packed weights take no gradient and are in no state dict.
 
     Args:
         module: changed in place.
-        cache_dir: where built kernels are kept.
+        arena: where packed weights go; None: use no kernel of ours.
     """
-    _pack_children(module, open_arena(cache_dir))
-
-
-def _pack_children(module: _Module, arena: WeightArena | None) -> None:
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             bias = None if child.bias is None else child.bias.detach()
             setattr(module, name, make_linear(child.weight, bias, arena=arena))
         else:
-            _pack_children(child, arena)
+            pack_linears(child, arena)

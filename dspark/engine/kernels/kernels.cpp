@@ -1,5 +1,6 @@
 // The C ABI of the kernels: dtype 0 is float, 1 is bfloat16. Arguments are checked by the caller.
 #include "decoder.h"
+#include "markov.h"
 
 #include <sys/mman.h>
 
@@ -12,6 +13,8 @@ void dspark_attend(int dtype, const AttentionArgs* args) {
 }
 
 void dspark_decode(const DecoderArgs* args) { decode(*args); }
+
+void dspark_draft_greedily(const MarkovArgs* args) { draft_greedily(*args); }
 
 // Only the keys and values; query and kv_lens are not read.
 void dspark_write_pages(int dtype, const AttentionArgs* args) {

@@ -211,12 +211,7 @@ class NativeKernels:
             *(tensor.data_ptr() for tensor in (query, key, value, out, *pages)),
             *(tensor.data_ptr() for tensor in (slots, row_request, page_table, kv_lens)),
         )
-        if transform is not None:
-            args.cos, args.sin = transform.cos.data_ptr(), transform.sin.data_ptr()
-            args.norm_eps = transform.eps
-            if transform.query_norm is not None and transform.key_norm is not None:
-                args.query_norm = transform.query_norm.data_ptr()
-                args.key_norm = transform.key_norm.data_ptr()
+        _set_transform(args, transform)
         args.query_stride, args.key_stride, args.value_stride = (
             query.stride(0),
             key.stride(0),
@@ -234,9 +229,11 @@ class NativeKernels:
         value: Tensor,  # [T, Hkv, D]
         pages: tuple[Tensor, Tensor],
         slots: Tensor,  # [T]
+        transform: HeadTransform | None = None,
     ) -> None:
         """Write keys and values to their slots."""
         args = _AttentionArgs(key=key.data_ptr(), value=value.data_ptr(), slots=slots.data_ptr())
+        _set_transform(args, transform)
         args.key_pages, args.value_pages = pages[0].data_ptr(), pages[1].data_ptr()
         args.key_stride, args.value_stride = key.stride(0), value.stride(0)
         args.num_rows, args.num_kv_heads, args.head_dim = key.shape
@@ -266,6 +263,16 @@ class NativeKernels:
         args = _GateArgs(gate_up.data_ptr(), out.data_ptr(), num_rows, width // 2, torch.get_num_threads())
         self._silu_mul(_DTYPES[gate_up.dtype], ctypes.byref(args))
         return out
+
+
+def _set_transform(args: _AttentionArgs, transform: HeadTransform | None) -> None:
+    if transform is None:
+        return
+    args.cos, args.sin = transform.cos.data_ptr(), transform.sin.data_ptr()
+    args.norm_eps = transform.eps
+    if transform.query_norm is not None and transform.key_norm is not None:
+        args.query_norm = transform.query_norm.data_ptr()
+        args.key_norm = transform.key_norm.data_ptr()
 
 
 @functools.cache

@@ -79,7 +79,7 @@ def test_packing_a_module_keeps_its_outputs(cache_dir: Path, dtype: torch.dtype)
     module = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Sequential(nn.Linear(96, 7))).to(dtype)
     x = torch.randn(2, 3, 64).to(dtype)
     expected = module(x)
-    pack_linears(module, cache_dir=cache_dir)
+    pack_linears(module, open_arena(cache_dir))
     assert not any(isinstance(child, nn.Linear) for child in module.modules())
     torch.testing.assert_close(module(x), expected, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
 

@@ -1,0 +1,83 @@
+// The sequential head of a drafter, greedily: each slot's logits are biased by the token drafted before it, and the
+// greatest of them is drafted. One call for all slots and requests: a slot is too little work for calls of its own.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "matmul.h"
+
+namespace dspark {
+
+struct MarkovArgs {
+  const void* base_logits;  // [R, S, V]
+  const void* embeddings;   // [tokens, K]: W1
+  const void* packed;       // W2 [V, K]
+  const int64_t* token_map; // [V] token of each draft id, null: the id itself
+  const int64_t* anchors;   // [R] the tokens before the first slot
+  void* embedded;           // [S, R, K] the embeddings of the tokens before each slot
+  void* biases;             // [R, V] scratch
+  int64_t* token_ids;       // [R, S]
+  int64_t num_requests, num_steps;
+  int32_t rank, num_draft_tokens, num_threads;
+};
+
+struct Greatest {
+  float value;
+  int64_t place;
+};
+
+inline void keep_greater(Greatest& best, float value, int64_t place) {
+  if (value > best.value) best = {value, place};
+}
+
+// The first place of the greatest sum of logit and bias in [begin, end), rounded as the model rounds it.
+inline Greatest greatest_sum(const BFloat16* logits, const BFloat16* biases, int64_t begin, int64_t end) {
+  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  FloatVec values = splat(-INFINITY);
+  IntVec places = lane + (int32_t)begin;
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) {
+    const FloatVec sum = round_as<BFloat16>(load(logits + i) + load(biases + i));
+    const IntVec is_greater = sum > values;
+    values = is_greater ? sum : values;
+    places = is_greater ? lane + (int32_t)i : places;
+  }
+  Greatest best = {-INFINITY, begin};
+  for (int k = 0; k < kLanes; k++) {
+    if (values[k] == best.value && places[k] < best.place) best.place = places[k];
+    keep_greater(best, values[k], places[k]);
+  }
+  for (; i < end; i++) {
+    BFloat16 pair[2 * kLanes] = {};
+    pair[0] = logits[i], pair[kLanes] = biases[i];
+    keep_greater(best, round_as<BFloat16>(load(pair) + load(pair + kLanes))[0], i);
+  }
+  return best;
+}
+
+inline void draft_greedily(const MarkovArgs& a) {
+  constexpr int64_t kPiece = 4096;
+  const int64_t V = a.num_draft_tokens, K = a.rank, R = a.num_requests, pieces = (V + kPiece - 1) / kPiece;
+  std::vector<Greatest> found(R * pieces);
+  for (int64_t step = 0; step < a.num_steps; step++) {
+    BFloat16* embedded = (BFloat16*)a.embedded + step * R * K;
+    for (int64_t r = 0; r < R; r++) {
+      const int64_t previous = step ? a.token_ids[r * a.num_steps + step - 1] : a.anchors[r];
+      std::memcpy(embedded + r * K, (const BFloat16*)a.embeddings + previous * K, K * sizeof(BFloat16));
+    }
+    matmul({embedded, a.packed, nullptr, a.biases, K, R, a.rank, a.num_draft_tokens, a.num_threads, 0});
+    Workers::shared().run(R * pieces, a.num_threads, [&](int64_t i) {
+      const int64_t r = i / pieces, begin = i % pieces * kPiece;
+      const BFloat16* logits = (const BFloat16*)a.base_logits + (r * a.num_steps + step) * V;
+      found[i] = greatest_sum(logits, (const BFloat16*)a.biases + r * V, begin, std::min(begin + kPiece, V));
+    });
+    for (int64_t r = 0; r < R; r++) {
+      Greatest best = found[r * pieces];
+      for (int64_t i = 1; i < pieces; i++) keep_greater(best, found[r * pieces + i].value, found[r * pieces + i].place);
+      a.token_ids[r * a.num_steps + step] = a.token_map ? a.token_map[best.place] : best.place;
+    }
+  }
+}
+
+}  // namespace dspark
