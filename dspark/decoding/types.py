@@ -231,7 +231,7 @@ class DrafterInfo:
     target_layer_ids: tuple[int, ...]
     hidden_size: int
     vocab_size: int
-    # (number of requests, seconds of one draft), measured at start
+    # (number of slots of all blocks, seconds of one draft), measured at start
     draft_cost: tuple[tuple[int, float], ...] = ()
 
 

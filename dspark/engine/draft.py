@@ -11,6 +11,7 @@ from statistics import median
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dspark.decoding.types import (
     Acceptance,
@@ -21,6 +22,7 @@ from dspark.decoding.types import (
     SamplingParams,
 )
 from dspark.engine.attention import RaggedLayout, paged_attention, write_pages
+from dspark.engine.block_slots import BlockSlots, Integers
 from dspark.engine.contexts import ContextTable, DraftContext
 from dspark.engine.draft_heads import DraftHeads
 from dspark.engine.draft_layers import native_backbone
@@ -30,7 +32,8 @@ from dspark.models.calibration import Calibration
 from dspark.models.checkpoint import load_drafter
 from dspark.models.drafter import DSparkDrafter
 
-_COST_SIZES = (1, 4, 16, 48)
+# Requests, and slots of each; None: all.
+_COST_SIZES = ((1, 2), (1, None), (4, None), (16, None), (48, None))
 _COST_CONTEXT = 256
 _COST_REPEATS = 5
 
@@ -126,6 +129,9 @@ class DraftEngine:
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock]:
         """Propose one block for each request that is ready; the others are left out.
 
+        A block has as many slots as its request asks drafts for: a short one costs less. The slots it lacks
+        would have been masks behind the others.
+
         Args:
             requests: at most one per request id.
         """
@@ -143,8 +149,9 @@ class DraftEngine:
             return []
         contexts = [context for _, context in fitting]
         self._ingest(contexts)
-        hidden = self._run_blocks([one for one, _ in fitting], contexts)
-        return self._heads.draft([one for one, _ in fitting], hidden)
+        asked = [one for one, _ in fitting]
+        slots = BlockSlots.of([min(one.max_drafts, self._config.gamma) for one in asked])
+        return self._heads.draft(asked, slots, self._run_blocks(asked, contexts, slots))
 
     def _ingest(self, contexts: Sequence[DraftContext]) -> None:
         """Turn pending features of all contexts into keys and values, in one pass."""
@@ -174,48 +181,54 @@ class DraftEngine:
         size = self._pool.page_size
         return pages[index // size] * size + index % size
 
-    def _run_blocks(self, requests: Sequence[DraftRequest], contexts: Sequence[DraftContext]) -> Tensor:
-        """Hidden states of all block slots, [R, G, H] (bidirectional inside the block, eq. 3)."""
-        gamma = self._config.gamma
-        offsets = torch.arange(gamma)
-        lengths = torch.tensor([context.num_computed for context in contexts])
-        starts = torch.tensor([context.start for context in contexts])
-        index = lengths[:, None] + offsets
-        width = max(len(context.pages) for context in contexts)
-        table = torch.tensor(
-            [context.pages + [0] * (width - len(context.pages)) for context in contexts], dtype=torch.int32
-        )
-        size = self._pool.page_size
-        layout = RaggedLayout(
-            slots=(table.gather(1, index // size).to(torch.int64) * size + index % size).flatten(),
-            row_request=torch.arange(len(contexts), dtype=torch.int32).repeat_interleave(gamma),
-            page_table=table,
-            kv_lens=(lengths + gamma).to(torch.int32).repeat_interleave(gamma),
-        )
+    def _run_blocks(
+        self, requests: Sequence[DraftRequest], contexts: Sequence[DraftContext], slots: BlockSlots
+    ) -> Tensor:
+        """Hidden states of all block slots, [T, H] (bidirectional inside the block, eq. 3)."""
+        lengths = np.array([context.num_computed for context in contexts])
+        starts = np.array([context.start for context in contexts])
+        index = lengths[slots.request] + slots.offset
+        layout = self._layout(contexts, slots, index, (lengths + slots.counts)[slots.request])
+        token_ids = np.full(len(index), self._config.mask_token_id)
+        token_ids[slots.first[:-1]] = [one.anchor_token for one in requests]
+        embeddings = functional.embedding(torch.from_numpy(token_ids), self._drafter.embed_tokens)
+        embeddings = embeddings.to(self._pool.dtype)
+        positions = torch.from_numpy(starts[slots.request] + index)
+        if self._native is not None:
+            return self._native.blocks(embeddings, positions, layout)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return paged_attention(self._pool, layer, query, key, value, layout, scale=self._scale)
 
-        anchors = torch.tensor([one.anchor_token for one in requests])
-        embeddings = self._drafter.block_embeddings(anchors).flatten(0, 1).to(self._pool.dtype)
-        positions = (starts[:, None] + index).flatten()
-        if self._native is None:
-            hidden: Tensor = self._drafter.backbone(embeddings, positions, attend)
-        else:
-            hidden = self._native.blocks(embeddings, positions, layout)
-        return hidden.view(len(requests), gamma, -1)
+        hidden: Tensor = self._drafter.backbone(embeddings, positions, attend)
+        return hidden
+
+    def _layout(
+        self, contexts: Sequence[DraftContext], slots: BlockSlots, index: Integers, kv_lens: Integers
+    ) -> RaggedLayout:
+        """Where the block slots stand that have these indices in their contexts."""
+        size, width = self._pool.page_size, max(len(context.pages) for context in contexts)
+        table = np.zeros((len(contexts), width), dtype=np.int32)
+        for row, context in enumerate(contexts):
+            table[row, : len(context.pages)] = context.pages
+        pages = table[slots.request, index // size].astype(np.int64)
+        return RaggedLayout(
+            slots=torch.from_numpy(pages * size + index % size),
+            row_request=torch.from_numpy(slots.request.astype(np.int32)),
+            page_table=torch.from_numpy(table),
+            kv_lens=torch.from_numpy(kv_lens.astype(np.int32)),
+        )
 
     def measure(self) -> tuple[tuple[int, float], ...]:
-        """Seconds of one draft by number of requests: the median at a context of some hundred tokens."""
+        """Seconds of one draft by number of slots: the median at a context of some hundred tokens."""
         width = len(self._config.target_layer_ids) * self._config.hidden_size
         features = np.zeros((_COST_CONTEXT, width), dtype=np.float32)
         sampling = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
         points = []
-        for size in _COST_SIZES:
+        for size, count in _COST_SIZES:
+            num_slots = min(count or self._config.gamma, self._config.gamma)
             names = [f"measure-{number}" for number in range(size)]
-            requests = [
-                DraftRequest(name, 1, _COST_CONTEXT + 1, 1, sampling, self._config.gamma) for name in names
-            ]
+            requests = [DraftRequest(name, 1, _COST_CONTEXT + 1, 1, sampling, num_slots) for name in names]
             for name in names:
                 self.push(FeatureBatch(name, 1, 0, features))
             seconds = []
@@ -224,7 +237,7 @@ class DraftEngine:
                 self.draft(requests)
                 seconds.append(time.perf_counter() - started)
             self.close(names)
-            points.append((size, median(seconds[1:])))
+            points.append((size * num_slots, median(seconds[1:])))
         return tuple(points)
 
 

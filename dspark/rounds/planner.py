@@ -9,6 +9,7 @@ from dspark.decoding.types import DrafterInfo, VerifierInfo
 from dspark.errors import ConfigurationError
 from dspark.scheduling.allocation import allocate_early_stop, allocate_fixed, allocate_off
 from dspark.scheduling.capacity import CapacityCurve
+from dspark.scheduling.draft_length import DraftLength
 
 # Rounds in a row whose plan would have been slower than not drafting at all, before drafting pauses.
 _ROUNDS_BEFORE_PAUSE = 4
@@ -31,6 +32,10 @@ class Planner(Protocol):
         """Whether drafting for so many requests is worth its time in this round."""
         ...
 
+    def draft_len(self, history: DraftLength, gamma: int) -> int:
+        """Drafts to ask for in this round, at most gamma, from what earlier rounds of the request say."""
+        ...
+
     def plan(self, confidences: Sequence[Sequence[float]], num_prefill_tokens: int) -> list[int]:
         """Prefix length of every request of the step; confidences are empty where it has no block."""
         ...
@@ -45,6 +50,10 @@ class OffPlanner:
     def wants_drafts(self, num_requests: int) -> bool:
         """Never."""
         return False
+
+    def draft_len(self, history: DraftLength, gamma: int) -> int:
+        """None."""
+        return 0
 
     def plan(self, confidences: Sequence[Sequence[float]], num_prefill_tokens: int) -> list[int]:
         """No drafts."""
@@ -63,6 +72,10 @@ class FixedPlanner:
     def wants_drafts(self, num_requests: int) -> bool:
         """Always, unless the prefix is empty."""
         return self._prefix_len > 0
+
+    def draft_len(self, history: DraftLength, gamma: int) -> int:
+        """Whole blocks, cut by the plan: the drafter was trained with all slots present."""
+        return gamma
 
     def plan(self, confidences: Sequence[Sequence[float]], num_prefill_tokens: int) -> list[int]:
         """The same for all."""
@@ -101,13 +114,17 @@ class EarlyStopPlanner:
             return False
         return True
 
+    def draft_len(self, history: DraftLength, gamma: int) -> int:
+        """As many as earlier rounds of the request made use of, and a little more."""
+        return history.next(gamma)
+
     def plan(self, confidences: Sequence[Sequence[float]], num_prefill_tokens: int) -> list[int]:
         """Allocate; see `allocate_early_stop`."""
         assert self._steps is not None, "learn_costs comes first"
-        num_blocks = sum(1 for confidence in confidences if confidence)
-        if num_blocks == 0:
+        num_slots = sum(len(confidence) for confidence in confidences)
+        if num_slots == 0:
             return allocate_off(len(confidences))
-        draft_s = self._drafts.step_s(num_blocks) if self._drafts else 0.0
+        draft_s = self._drafts.step_s(num_slots) if self._drafts else 0.0
         curve = self._steps.with_draft_cost(draft_s)
         prefix_lens = allocate_early_stop(confidences, curve, base_tokens=num_prefill_tokens)
         self._judge(confidences, prefix_lens, curve, num_prefill_tokens)

@@ -18,6 +18,7 @@ from dspark.decoding.types import (
     TokenDelta,
 )
 from dspark.errors import DsparkError
+from dspark.scheduling.draft_length import DraftLength
 
 
 class Phase(Enum):
@@ -58,6 +59,7 @@ class LiveRequest:
     # rounds in a row without a block although the drafter answered, and how many are borne
     num_rounds_without_block: int = 0
     rounds_before_resync: int = 0
+    draft_length: DraftLength = field(default_factory=DraftLength)
     events: asyncio.Queue[TokenDelta | DsparkError] = field(default_factory=asyncio.Queue)
 
     @property
@@ -90,9 +92,9 @@ class LiveRequest:
         prompt_len = len(self.request.prompt_token_ids)
         return OpenRequest(self.request_id, self.epoch, token_ids, prompt_len, self.request.sampling)
 
-    def ask_for_block(self, gamma: int) -> DraftRequest | None:
+    def ask_for_block(self, num_drafts: int) -> DraftRequest | None:
         """What to ask of the drafter; None where only the bonus token has room."""
-        max_drafts = min(gamma, self.num_remaining - 1)
+        max_drafts = min(num_drafts, self.num_remaining - 1)
         if max_drafts < 1 or self.is_plain_once:
             return None
         return DraftRequest(

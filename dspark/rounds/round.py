@@ -113,7 +113,11 @@ class Round:
         info = self._drafts.info
         if info is None or not decoding or not self._planner.wants_drafts(len(decoding)):
             return {}
-        asked = {live.request_id: ask for live in decoding if (ask := live.ask_for_block(info.gamma))}
+        asked = {}
+        for live in decoding:
+            ask = live.ask_for_block(self._planner.draft_len(live.draft_length, info.gamma))
+            if ask is not None:
+                asked[live.request_id] = ask
         answer = await self._drafts.draft(list(asked.values()))
         if answer is None:
             return {}
@@ -176,6 +180,7 @@ class Round:
             live, TokenDelta(live.request_id, num_before, token_ids, stats, logprobs, finish_reason=reason)
         )
         self._count(task, num_accepted, len(token_ids), outcome.num_near_ties)
+        live.draft_length.learn(task.num_drafted, task.num_scheduled, num_accepted)
         if isinstance(task.item, PrefillItem):
             return None
         return RequestRound(

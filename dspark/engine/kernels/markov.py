@@ -15,8 +15,8 @@ _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 class _MarkovArgs(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("base_logits", "embeddings", "packed", "token_map", "anchors")),
-        *((name, _pointer) for name in ("embedded", "biases", "token_ids")),
-        *((name, _int64) for name in ("num_requests", "num_steps")),
+        *((name, _pointer) for name in ("first_slots", "embedded", "inputs", "biases", "token_ids")),
+        ("num_requests", _int64),
         *((name, _int32) for name in ("rank", "num_draft_tokens", "num_threads")),
     )
 
@@ -40,36 +40,35 @@ class NativeMarkovHead:
 
     def draft(
         self,
-        base_logits: Tensor,  # [R, S, Vd] bfloat16
+        base_logits: Tensor,  # [T, Vd] bfloat16, the slots of each request behind one another
         anchors: Tensor,  # [R] int64
+        first_slots: Tensor,  # [R + 1] int64
     ) -> tuple[Tensor, Tensor]:
-        """Draft S tokens for each request.
+        """Draft a token for every slot.
 
         Returns:
-            Token ids [R, S] int64, and the embeddings of the tokens before them [R, S, rank].
+            Token ids [T] int64, and the embeddings of the tokens before them [T, rank].
         """
-        num_requests, num_steps, width = base_logits.shape
-        rank = self._embeddings.shape[1]
+        num_slots, width = base_logits.shape
+        num_requests, rank = len(anchors), self._embeddings.shape[1]
         assert base_logits.dtype == torch.bfloat16, base_logits.dtype
         assert base_logits.is_contiguous(), base_logits.stride()
         assert width == self._biases.out_features, base_logits.shape
-        embedded = torch.empty((num_steps, num_requests, rank), dtype=torch.bfloat16)
-        biases = torch.empty((num_requests, width), dtype=torch.bfloat16)
-        token_ids = torch.empty((num_requests, num_steps), dtype=torch.int64)
+        embedded, inputs, biases = (
+            torch.empty(shape, dtype=torch.bfloat16)
+            for shape in ((num_slots, rank), (num_requests, rank), (num_requests, width))
+        )
+        token_ids = torch.empty(num_slots, dtype=torch.int64)
         args = _MarkovArgs(
             base_logits.data_ptr(),
             self._embeddings.data_ptr(),
             self._biases.words.data_ptr(),
             None if self._token_map is None else self._token_map.data_ptr(),
-            anchors.data_ptr(),
-            embedded.data_ptr(),
-            biases.data_ptr(),
-            token_ids.data_ptr(),
+            *(one.data_ptr() for one in (anchors, first_slots, embedded, inputs, biases, token_ids)),
             num_requests,
-            num_steps,
             rank,
             width,
             torch.get_num_threads(),
         )
         self._call(ctypes.byref(args))
-        return token_ids, embedded.transpose(0, 1)
+        return token_ids, embedded

@@ -18,6 +18,7 @@ from dspark.evaluation.requests import sampling_of
 from dspark.evaluation.stock import StockModel
 from dspark.evaluation.verdict import Check
 from dspark.rounds.planner import Planner, planner_of
+from dspark.scheduling.draft_length import DraftLength
 
 _NUM_TOKENS = 24
 _TEMPERATURE = 1.0
@@ -40,6 +41,10 @@ class ChangingPlanner:
         """Two rounds of three."""
         self._num_rounds += 1
         return self._num_rounds % 3 > 0
+
+    def draft_len(self, history: DraftLength, gamma: int) -> int:
+        """Another one in every round."""
+        return 1 + self._num_rounds % gamma
 
     def plan(self, confidences: Sequence[Sequence[float]], num_prefill_tokens: int) -> list[int]:
         """By round and place in the batch."""

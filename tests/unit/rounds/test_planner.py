@@ -8,6 +8,7 @@ import pytest
 
 from dspark.errors import ConfigurationError
 from dspark.rounds.planner import EarlyStopPlanner, FixedPlanner, OffPlanner, planner_of
+from dspark.scheduling.draft_length import DraftLength
 from tests.fakes import FakeDrafter, FakeVerifier
 
 
@@ -84,3 +85,11 @@ def test_a_drafter_without_measured_cost_is_taken_to_be_free():
     planner = EarlyStopPlanner()
     planner.learn_costs(verifier, replace(drafter, draft_cost=()))
     assert planner.plan([[0.9] * 4], 0) == [4]
+
+
+def test_only_the_adaptive_policy_shortens_blocks():
+    history = DraftLength()
+    history.learn(4, 0, 0)
+    assert adaptive().draft_len(history, 7) == 3
+    assert FixedPlanner(4).draft_len(history, 7) == 7
+    assert OffPlanner().draft_len(history, 7) == 0

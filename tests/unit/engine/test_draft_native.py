@@ -1,0 +1,131 @@
+"""The drafter's native calls against its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, FeatureBatch, SamplingParams
+from dspark.engine.block_slots import BlockSlots
+from dspark.engine.draft import DraftEngine
+from dspark.engine.draft_heads import DraftHeads
+from dspark.engine.linear import open_arena
+from dspark.engine.pages import PagePool
+from dspark.models.calibration import Calibration
+from dspark.models.config import DrafterConfig
+from dspark.models.drafter import DSparkDrafter
+
+GREEDY = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
+SAMPLED = SamplingParams(temperature=1.0, seed=5, acceptance=Acceptance.REJECTION)
+CONFIG = DrafterConfig(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=96,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    num_hidden_layers=2,
+    num_target_layers=6,
+    target_layer_ids=(1, 3),
+    mask_token_id=5,
+    gamma=4,
+    markov_rank=32,
+    draft_vocab_size=70,
+    max_position_embeddings=256,
+)
+
+
+@pytest.fixture(autouse=True)
+def _needs_the_kernels(cache_dir: Path) -> None:
+    if open_arena(cache_dir) is None:
+        pytest.skip("this CPU or its compiler has no bfloat16 matmul of ours")
+
+
+def make_drafter() -> DSparkDrafter:
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)  # biases
+    embed, head = (torch.randn(96, 64, generator=generator) for _ in range(2))
+    drafter = DSparkDrafter(CONFIG, embed, head, torch.arange(13, 83))
+    drafter.initialise(generator, torch.ones(64))
+    for parameter in drafter.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, 0.0, 0.2, generator=generator)
+    return drafter.to(torch.bfloat16).eval()
+
+
+def request(base: int, *, name: str, max_drafts: int, sampling: SamplingParams = GREEDY) -> DraftRequest:
+    return DraftRequest(name, 1, base, 17, sampling, max_drafts)
+
+
+def hidden_of(cache_dir: Path, *, use_kernels: bool) -> torch.Tensor:
+    pool = PagePool(
+        num_pages=64,
+        num_layers=2,
+        num_kv_heads=2,
+        head_dim=16,
+        dtype=torch.bfloat16,
+        use_kernels=use_kernels,
+        cache_dir=cache_dir,
+    )
+    engine = DraftEngine(make_drafter(), pool, cache_dir=cache_dir)
+    assert (engine._native is not None) == use_kernels
+    rng = np.random.default_rng(1)
+    asked = [request(38, name="a", max_drafts=4), request(24, name="b", max_drafts=3)]
+    for one, start, length in zip(asked, (0, 3), (37, 20), strict=True):
+        rows = rng.normal(size=(length, 128)).astype(np.float32)
+        engine.push(FeatureBatch(one.request_id, 1, start, rows))
+    engine.draft(asked)
+    contexts = [context for one in asked if (context := engine._contexts.ready(one)) is not None]
+    with torch.inference_mode():
+        return engine._run_blocks(asked, contexts, BlockSlots.of([4, 3])).float()
+
+
+def test_the_native_backbone_gives_the_hidden_states_of_the_modules(cache_dir: Path) -> None:
+    native = hidden_of(cache_dir, use_kernels=True)
+    modules = hidden_of(cache_dir, use_kernels=False)
+    assert native.shape == (7, 64)
+    assert (native - modules).abs().max() < 0.05 * modules.abs().max()
+
+
+def blocks_of(
+    cache_dir: Path, requests: Sequence[DraftRequest], *, is_native: bool, seed: int = 0
+) -> list[DraftBlock]:
+    arena = open_arena(cache_dir)
+    heads = DraftHeads(make_drafter(), Calibration.identity(4), arena)
+    assert heads._native is not None
+    if not is_native:
+        heads._native = None
+    slots = BlockSlots.of([one.max_drafts for one in requests])
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(int(slots.first[-1]), 64, generator=generator).bfloat16()
+    with torch.inference_mode():
+        return heads.draft(requests, slots, hidden)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_greedy_drafts_of_one_native_call_are_those_made_step_by_step(cache_dir: Path, seed: int) -> None:
+    asked = [request(20 + n, name=str(n), max_drafts=1 + (n + seed) % 4) for n in range(5)]
+    native = blocks_of(cache_dir, asked, is_native=True, seed=seed)
+    for mine, other in zip(native, blocks_of(cache_dir, asked, is_native=False, seed=seed), strict=True):
+        assert list(mine.token_ids) == list(other.token_ids)
+        np.testing.assert_array_equal(mine.confidence, other.confidence)
+        assert set(mine.token_ids) <= set(range(13, 83))
+
+
+def test_greedy_and_sampled_requests_side_by_side_get_the_drafts_they_get_alone(cache_dir: Path) -> None:
+    kinds = (SAMPLED, GREEDY, SAMPLED, GREEDY)
+    asked = [
+        request(20 + n, name=str(n), max_drafts=4 - n % 3, sampling=kind) for n, kind in enumerate(kinds)
+    ]
+    mixed = blocks_of(cache_dir, asked, is_native=True)
+    for mine, other in zip(mixed, blocks_of(cache_dir, asked, is_native=False), strict=True):
+        assert list(mine.token_ids) == list(other.token_ids)
+        assert len(mine.probs) == len(other.probs)
+        for probs, same in zip(mine.probs, other.probs, strict=True):
+            np.testing.assert_array_equal(probs.token_ids, same.token_ids)
+            np.testing.assert_array_equal(probs.probs, same.probs)
+    assert [len(block.probs) for block in mixed] == [4, 0, 2, 0]
