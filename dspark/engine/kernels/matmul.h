@@ -26,7 +26,7 @@ constexpr int kTileSize = 16 * kTileK;  // numbers of one tile
 
 struct MatmulArgs {
   const void* x;       // [T, K], row t at x + t * x_stride
-  const void* packed;  // [N / 32, K / 32, 2, 16 (pair), 16 (output), 2], N padded with zeros
+  const void* packed;  // [N / 32, tiles, 16 (pair), 16 (output), 2], N padded with zeros; see tile_of
   const void* bias;    // [N] or null
   void* out;           // [T, N]; with is_gated [T, N / 2]
   int64_t x_stride, num_rows;
@@ -39,6 +39,16 @@ struct PackArgs {
   void* packed;
   int32_t in_features, out_features, is_gated, num_threads;
 };
+
+// Place of a tile in its block: 16 outputs after the other where they are multiplied one after the other (one
+// unbroken stream), side by side where all of a block are.
+inline int64_t tile_of(int64_t step, int64_t half, int64_t K) {
+#if DSPARK_FMA
+  return half * (K / kTileK) + step;
+#else
+  return step * 2 + half;
+#endif
+}
 
 // Row of the weight that becomes output n of the packed blocks; -1: padding.
 inline int64_t source_row(const PackArgs& a, int64_t n) {
@@ -60,8 +70,7 @@ inline void pack_weight(const PackArgs& a) {
       for (int64_t pair = 0; pair < K / 2; pair++) {
         uint32_t word = 0;
         if (row >= 0) std::memcpy(&word, weight + row * K + pair * 2, sizeof word);
-        const int64_t tile = (pair / 16 * 2 + n / 16) * kTileSize / 2;
-        out[tile + pair % 16 * 16 + n % 16] = word;
+        out[tile_of(pair / 16, n / 16, K) * kTileSize / 2 + pair % 16 * 16 + n % 16] = word;
       }
     }
   });
@@ -193,6 +202,7 @@ inline void multiply(const MatmulArgs& a, const BFloat16* x, int64_t stride, int
 
 #elif DSPARK_FMA
 
+constexpr int64_t kAheadBytes = 2048;
 constexpr int kMostRows = 6;  // 12 sums, 2 weights and an input fill the 16 registers
 
 typedef float Float8 __attribute__((vector_size(32)));
@@ -200,54 +210,42 @@ typedef uint32_t Word8 __attribute__((vector_size(32)));
 
 inline bool can_matmul() { return true; }
 
-// Adds one input per row times 8 * V weights.
-template <int R, int V>
-inline __attribute__((always_inline)) void add_products(const float* x, int64_t stride, const Word8* weights,
-                                                        Float8 (&acc)[R][V]) {
+// Adds one input per row times 16 weights.
+template <int R>
+inline __attribute__((always_inline)) void add_products(const float* x, int64_t stride, Word8 low, Word8 high,
+                                                        Float8 (&sums)[R][2]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
     const float one = x[r * stride];
     const Float8 input = {one, one, one, one, one, one, one, one};
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) acc[r][v] += input * (Float8)weights[v];
+    sums[r][0] += input * (Float8)low;
+    sums[r][1] += input * (Float8)high;
   }
 }
 
-// [R][8 * V] sums for the outputs from `first` on; V = 4: all of the block. A word holds the weights of two
-// neighbouring inputs, and a bfloat16 is the upper half of a float.
+// [R][16] sums of half a block. A word holds the weights of two neighbouring inputs, and a bfloat16 is the upper
+// half of a float.
 //
 // Not inlined: among other code GCC spills the sums, and the loop takes four times as long.
-template <int R, int V>
-__attribute__((noinline)) void multiply_columns(const float* x, int64_t stride, const BFloat16* packed, int first,
-                                                int64_t K, float* sums) {
-  Float8 acc[R][V] = {};
-  for (int64_t k = 0; k < K; k += kTileK, packed += 2 * kTileSize)
-    for (int pair = 0; pair < 16; pair++) {
-      Word8 even[V], odd[V];
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) {
-        const int tile = (first + v * 8) / 16, column = (first + v * 8) % 16;
-        const BFloat16* at = packed + tile * kTileSize + pair * 32 + column * 2;
-        if (v % 2 == 0) __builtin_prefetch((const char*)at + 4096);
-        std::memcpy(&odd[v], at, sizeof(Word8));
-        even[v] = odd[v] << 16;
-        odd[v] &= 0xffff0000u;
-      }
-      add_products<R, V>(x + k + pair * 2, stride, even, acc);
-      add_products<R, V>(x + k + pair * 2 + 1, stride, odd, acc);
-    }
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) std::memcpy(sums + r * kBlockN + first + v * 8, &acc[r][v], sizeof(Float8));
+template <int R>
+__attribute__((noinline)) void multiply_half(const float* x, int64_t stride, const BFloat16* packed, int64_t K,
+                                             float* out) {
+  Float8 sums[R][2] = {};
+  for (int64_t k = 0; k < K; k += 2, packed += 32) {
+    Word8 low, high;
+    std::memcpy(&low, packed, sizeof low);
+    std::memcpy(&high, packed + 16, sizeof high);
+    __builtin_prefetch((const char*)packed + kAheadBytes);
+    add_products<R>(x + k, stride, low << 16, high << 16, sums);
+    add_products<R>(x + k + 1, stride, low & 0xffff0000u, high & 0xffff0000u, sums);
+  }
+  for (int r = 0; r < R; r++) std::memcpy(out + r * kBlockN, sums[r], sizeof sums[r]);
 }
 
 template <int R>
 inline void multiply_block(const float* x, int64_t stride, const BFloat16* packed, int64_t K, float* sums) {
-  if constexpr (R <= 2) {
-    multiply_columns<R, 4>(x, stride, packed, 0, K, sums);
-  } else {
-    multiply_columns<R, 2>(x, stride, packed, 0, K, sums);
-    multiply_columns<R, 2>(x, stride, packed, 16, K, sums);
-  }
+  multiply_half<R>(x, stride, packed, K, sums);
+  multiply_half<R>(x, stride, packed + 16 * K, K, sums + 16);
 }
 
 inline void multiply(const MatmulArgs& a, const float* x, int64_t stride, int64_t block) {
