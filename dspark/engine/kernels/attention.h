@@ -134,16 +134,15 @@ inline TileState& tile_state() {
 // weight, whatever their score. The weights summed are the weights used: rounded as W.
 template <class W>
 inline float weigh_row(const float* scores, W* weights, int kv_len, float scale) {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   FloatVec peaks = splat(-INFINITY);
   for (int j = 0; j < kv_len; j += kLanes) {
-    const FloatVec known = select(lane < kv_len - j, load(scores + j), splat(scale > 0 ? -INFINITY : INFINITY));
+    const FloatVec known = select(first_lanes(kv_len - j), load(scores + j), splat(scale > 0 ? -INFINITY : INFINITY));
     peaks = larger(known * scale, peaks);
   }
   const float peak = max_lanes(peaks);
   FloatVec sum = {};
   for (int j = 0; j < kv_len; j += kLanes) {
-    const FloatVec exact = select(lane < kv_len - j, exp_lanes(load(scores + j) * scale - peak), FloatVec{});
+    const FloatVec exact = select(first_lanes(kv_len - j), exp_lanes(load(scores + j) * scale - peak), FloatVec{});
     store(weights + j, exact);
     sum += round_as<W>(exact);
   }

@@ -41,9 +41,9 @@ inline Greatest greatest_sum(const BFloat16* logits, const BFloat16* biases, int
   int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) {
     const FloatVec sum = round_as<BFloat16>(load(logits + i) + load(biases + i));
-    const IntVec is_greater = sum > values;
-    values = is_greater ? sum : values;
-    places = is_greater ? lane + (int32_t)i : places;
+    const IntVec mask = is_greater(sum, values);
+    values = select(mask, sum, values);
+    places = (mask & (lane + (int32_t)i)) | (~mask & places);
   }
   Greatest best = {-INFINITY, begin};
   for (int k = 0; k < kLanes; k++) {
