@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.paths import cache_dir
+from dspark.cache import default_cache_dir
 from dspark.errors import ConfigurationError
 
 
@@ -80,12 +80,12 @@ def run_train(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     shape = pipeline.DrafterPlan(args.layers, args.gamma, args.rank, args.draft_vocab)
-    target = prepare_target(args.target, cache_dir())
+    target = prepare_target(args.target, default_cache_dir())
     plan = run.RunPlan(
         target=target,
         work=args.work,
         out=args.out,
-        cache_dir=cache_dir(),
+        cache_dir=default_cache_dir(),
         data=data,
         features=tuple(args.features),
         shape=shape,

@@ -131,6 +131,7 @@ def _convert_once(gguf: Path, cache_dir: Path, progress: Callable[[float], None]
     target = folder / gguf.stem
     if target.is_dir():
         return target
+    progress(0.0)
     # Imported late: it loads torch and transformers, and most calls find the directory made.
     from dspark.models.conversion import convert
 
