@@ -29,13 +29,13 @@ RUN python -m venv --system-site-packages /opt/protoc \
     && /opt/protoc/bin/pip install -q grpcio-tools==1.85.1 \
     && /opt/protoc/bin/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. proto/dspark/api/v1/*.proto \
     && pip install -q --no-deps . \
-    && python -m dspark.cli.prepare --cache-dir /opt/cache > prepared.txt \
+    && dspark prepare --cache-dir /opt/cache > prepared.txt \
     && ln -s "$(sed -n 's/^prepared //p' prepared.txt)" /opt/cache/target \
     && chmod -R a+rX /opt/dspark \
     && ln -s "$(python -c 'from dspark.cli.paths import shipped_drafter_dir as d; print(d())')" /opt/cache/drafter
 
 FROM ${BASE}
-# The attention kernel is compiled for the processor it runs on, at the first start.
+# The kernels are compiled for the processor they run on, at the first start: the building one may be another.
 RUN apt-get update -q && apt-get install -qy --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home dspark
 COPY --from=build /opt/dspark /opt/dspark

@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 STUBS := dspark/api/v1/scheduler_pb2.py
+READY := $(INSTALLED) $(STUBS)
 PROTOS := $(wildcard proto/dspark/api/v1/*.proto)
 COMPOSE := docker-compose.yml
 
@@ -19,7 +20,9 @@ PYTEST_ARGS ?=
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: $(INSTALLED) $(STUBS) ## Make the virtual environment and the gRPC stubs
+# dspark prepare is quick where its results lie in the cache already.
+setup: $(READY) ## Install, generate the gRPC stubs, convert the default target, compile the kernels
+	@$(BIN)/dspark prepare
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -41,16 +44,16 @@ $(STUBS): $(PROTOS) $(INSTALLED)
 up: setup ## Start everything on this machine; Ctrl-C stops it
 	@exec $(BIN)/dspark up $(ARGS)
 
-chat: setup ## Ask a running server: make chat ARGS='"Why is the sky blue?"'
+chat: $(READY) ## Ask a running server: make chat ARGS='"Why is the sky blue?"'
 	@exec $(BIN)/dspark chat $(ARGS)
 
-doctor: setup ## Say what this machine has and what would be used
+doctor: $(READY) ## Say what this machine has and what would be used
 	@$(BIN)/dspark doctor $(ARGS)
 
 test: lint ## Lint, then run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: setup ## ruff, mypy, import contracts, protos, compose file
+lint: $(READY) ## ruff, mypy, import contracts, protos, compose file
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -59,7 +62,7 @@ lint: setup ## ruff, mypy, import contracts, protos, compose file
 	$(BIN)/buf format proto --diff --exit-code
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec $(COMPOSE)
 
-format: setup ## Format the code and the protos
+format: $(READY) ## Format the code and the protos
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/buf format proto -w

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dspark.cache import default_cache_dir
 from dspark.cli.bench_options import (
     INCOMPLETE_EXIT_CODE,
     Models,
@@ -21,7 +22,6 @@ from dspark.cli.bench_options import (
     read_prompts,
 )
 from dspark.cli.bench_report import Report, finish, progress
-from dspark.cli.paths import cache_dir
 from dspark.evaluation.verdict import Check
 
 if TYPE_CHECKING:
@@ -110,7 +110,10 @@ def _load_pair(args: argparse.Namespace, models: Models) -> RealPair:
 
     progress("loading the engines")
     plan = EnginePlan(
-        models.target, models.drafter, pool_tokens=_NUM_STREAMS * _TOKENS_PER_STREAM, cache_dir=cache_dir()
+        models.target,
+        models.drafter,
+        pool_tokens=_NUM_STREAMS * _TOKENS_PER_STREAM,
+        cache_dir=default_cache_dir(),
     )
     engines = load_engines(plan)
     stock = StockModel(models.target, engines.target.info.dtype)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dspark.cli.paths import cache_dir, is_drafter_dir, shipped_drafter_dir
+from dspark.cache import default_cache_dir
+from dspark.cli.paths import is_drafter_dir, shipped_drafter_dir
 from dspark.engine.threads import quiet_thread_variables
 from dspark.errors import ConfigurationError
 
@@ -98,7 +99,7 @@ def read_models(args: argparse.Namespace) -> Models:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    return Models(prepare_target(args.target, cache_dir()), _drafter(args))
+    return Models(prepare_target(args.target, default_cache_dir()), _drafter(args))
 
 
 def read_prompts(args: argparse.Namespace, target: Path) -> list[TaskPrompt]:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dspark.cache import default_cache_dir
 from dspark.cli.bench_options import (
     INCOMPLETE_EXIT_CODE,
     Models,
@@ -18,7 +19,6 @@ from dspark.cli.bench_options import (
     read_prompts,
 )
 from dspark.cli.bench_report import Report, finish, print_table, progress
-from dspark.cli.paths import cache_dir
 from dspark.evaluation.verdict import Check, at_least
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ async def _measure(args: argparse.Namespace, models: Models) -> Report:
     async with served(models, policy=policy, threads=threads, pool_tokens=pool_tokens) as client:
         progress("loading the engines of this process")
         engines = load_engines(
-            EnginePlan(models.target, models.drafter, pool_tokens=pool_tokens, cache_dir=cache_dir())
+            EnginePlan(models.target, models.drafter, pool_tokens=pool_tokens, cache_dir=default_cache_dir())
         )
         info = engines.target.info
         async with LocalDecoder(engines, policy=policy) as decoder:

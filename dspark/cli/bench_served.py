@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from dspark.cache import default_cache_dir
 from dspark.cli.bench_report import progress
 from dspark.cli.options import UpOptions
-from dspark.cli.paths import cache_dir
 from dspark.cli.plan import Layout, service_specs
 from dspark.cli.runtime_dir import runtime_dir
 from dspark.cli.supervisor import Supervisor
@@ -64,7 +64,7 @@ async def served(
         settings={"drafter": engine, "verifier": engine},
     )
     with runtime_dir() as runtime:
-        layout = Layout(runtime, cache_dir(), models.target)
+        layout = Layout(runtime, default_cache_dir(), models.target)
         async with Supervisor(runtime, reporter=ProgressReporter()) as supervisor:
             supervisor.launch([spec for spec in service_specs(options, layout) if spec.name != "gateway"])
             await supervisor.wait_ready()

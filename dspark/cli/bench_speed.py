@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from dspark.cache import default_cache_dir
 from dspark.cli.bench_options import (
     INCOMPLETE_EXIT_CODE,
     Models,
@@ -21,7 +22,6 @@ from dspark.cli.bench_options import (
     read_prompts,
 )
 from dspark.cli.bench_report import Report, finish, print_table, progress
-from dspark.cli.paths import cache_dir
 from dspark.evaluation.verdict import Check, at_least, at_most
 
 if TYPE_CHECKING:
@@ -100,12 +100,14 @@ async def _measure(args: argparse.Namespace, models: Models) -> _Measured:
 
     progress("loading the engines")
     pool_tokens = args.streams * _TOKENS_PER_STREAM
-    plain = load_engines(EnginePlan(models.target, None, pool_tokens=pool_tokens, cache_dir=cache_dir()))
+    plain = load_engines(
+        EnginePlan(models.target, None, pool_tokens=pool_tokens, cache_dir=default_cache_dir())
+    )
     dtype = plain.target.info.dtype
     groups = in_groups(read_prompts(args, models.target), args.streams)
     measured = _Measured(plain.target.info, groups)
     stock = StockModel(models.target, dtype)
-    raw = RawMatmuls(stock.model, cache_dir())
+    raw = RawMatmuls(stock.model, default_cache_dir())
 
     def time_matmuls(_repeat: int) -> None:
         measured.raw_s.extend(plain.worker.post(raw.seconds, _RAW_PASSES).result())
@@ -116,7 +118,11 @@ async def _measure(args: argparse.Namespace, models: Models) -> _Measured:
         if models.drafter is not None:
             engines = load_engines(
                 EnginePlan(
-                    models.target, models.drafter, dtype=dtype, pool_tokens=pool_tokens, cache_dir=cache_dir()
+                    models.target,
+                    models.drafter,
+                    dtype=dtype,
+                    pool_tokens=pool_tokens,
+                    cache_dir=default_cache_dir(),
                 ),
                 plain.worker,
             )

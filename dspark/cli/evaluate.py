@@ -6,6 +6,7 @@ import argparse
 import asyncio
 from typing import Any
 
+from dspark.cache import default_cache_dir
 from dspark.cli.bench_options import (
     add_model_options,
     add_prompt_options,
@@ -17,7 +18,6 @@ from dspark.cli.bench_options import (
     read_prompts,
 )
 from dspark.cli.bench_report import Report, finish, print_table, progress
-from dspark.cli.paths import cache_dir
 
 _TOKENS_PER_STREAM = 2048
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = read_prompts(args, models.target)
     progress("loading the engines")
     plan = EnginePlan(
-        models.target, drafter, pool_tokens=args.streams * _TOKENS_PER_STREAM, cache_dir=cache_dir()
+        models.target, drafter, pool_tokens=args.streams * _TOKENS_PER_STREAM, cache_dir=default_cache_dir()
     )
     engines = load_engines(plan)
     progress(f"decoding {len(prompts)} prompts twice")

@@ -18,6 +18,7 @@ COMMANDS = {
     "up": "dspark.cli.up",
     "chat": "dspark.cli.chat",
     "doctor": "dspark.cli.doctor",
+    "prepare": "dspark.cli.prepare",
     "train": "dspark.cli.train",
     "bench": "dspark.cli.bench",
     "evaluate": "dspark.cli.evaluate",

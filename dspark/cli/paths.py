@@ -1,19 +1,10 @@
-"""Where things lie on this machine: the cache, and the drafter that ships with the package."""
+"""Names the default target and finds the drafter that ships with the package."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 DEFAULT_TARGET_NAME = "SmolLM2-135M-Instruct"
-
-
-def cache_dir() -> Path:
-    """Directory for prepared targets and measured curves: $DSPARK_CACHE, else below the user's cache."""
-    if explicit := os.environ.get("DSPARK_CACHE"):
-        return Path(explicit).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "dspark"
 
 
 def shipped_drafter_dir() -> Path:

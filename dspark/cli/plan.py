@@ -54,7 +54,7 @@ def store_url(runtime: Path) -> str:
 
 def prepare_spec(options: UpOptions, runtime: Path, cache: Path) -> ProcessSpec:
     """The short process that turns `--target` into a Hugging Face directory and prints its path."""
-    argv = [*_python("dspark.cli.prepare"), "--cache-dir", str(cache)]
+    argv = [*_python("dspark.cli.main"), "prepare", "--cache-dir", str(cache)]
     if options.target is not None:
         argv += ["--target", str(options.target)]
     return ProcessSpec("target", tuple(argv), re.compile(r"^prepared (.+)$"), cwd=str(runtime))

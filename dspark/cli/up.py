@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from dspark import __version__
+from dspark.cache import default_cache_dir
 from dspark.cli.checks import check_startable
 from dspark.cli.child_log import ChildLog
 from dspark.cli.keeper import CONFIGURATION_EXIT_CODE, ProcessFailedError
 from dspark.cli.machine import store_binary
 from dspark.cli.options import UpOptions, add_up_options, read_options
-from dspark.cli.paths import cache_dir
 from dspark.cli.plan import Layout, prepare_spec, service_specs, store_spec
 from dspark.cli.process import ChildProcess
 from dspark.cli.runtime_dir import runtime_dir
@@ -77,14 +77,14 @@ class _Up:
     async def _serve(self) -> None:
         if self._options.redis_url is None:
             self._supervisor.launch([store_spec(store_binary(), self._runtime)])
-        layout = Layout(self._runtime, cache_dir(), await self._prepare_target())
+        layout = Layout(self._runtime, default_cache_dir(), await self._prepare_target())
         self._supervisor.launch(service_specs(self._options, layout))
         await self._supervisor.wait_ready()
         print_welcome(self._options, time.monotonic() - self._started)
         await self._supervisor.wait(self._stop)
 
     async def _prepare_target(self) -> Path:
-        spec = prepare_spec(self._options, self._runtime, cache_dir())
+        spec = prepare_spec(self._options, self._runtime, default_cache_dir())
         started = time.monotonic()
         with ChildLog(self._runtime / "target.log", self._echo_for("target")) as log:
             child = ChildProcess.start(spec, log)
@@ -93,7 +93,7 @@ class _Up:
             finally:
                 child.kill()
             if code != 0 or child.ready_match is None:
-                tail = log.tail()
+                tail = [line.removeprefix("dspark prepare: ") for line in log.tail()]
                 message = f"target: {tail[-1] if tail else f'preparing it ended with exit code {code}'}"
                 raise ProcessFailedError(message, is_configuration=code == CONFIGURATION_EXIT_CODE, tail=tail)
         ConsoleReporter().ready("target", time.monotonic() - started)
@@ -103,7 +103,7 @@ class _Up:
         ended = asyncio.create_task(child.wait())
         await asyncio.wait([ended], timeout=_SILENCE_S)
         if not ended.done():
-            print(f"  {'target':<10} is being converted, which happens once", flush=True)
+            print(f"  {'target':<10} is being prepared, which happens once", flush=True)
         return await ended
 
     def _catch_signals(self) -> None:

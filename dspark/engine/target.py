@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dspark.cache import default_cache_dir
 from dspark.decoding.acceptance import Verdict, accept_batch
 from dspark.decoding.types import (
     FeatureBatch,
@@ -21,7 +22,6 @@ from dspark.decoding.types import (
 from dspark.engine.attention import RaggedStep
 from dspark.engine.batch import Batch, Segment, StepItem, plan_batch
 from dspark.engine.description import describe, measured
-from dspark.engine.kernels.build import default_cache_dir
 from dspark.engine.loading import LoadedTarget, load_target
 from dspark.engine.measurements import Measurements
 from dspark.engine.pages import PAGE_SIZE, PagePool

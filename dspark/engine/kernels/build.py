@@ -14,11 +14,6 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17", 
 _BUILD_TIMEOUT_S = 120
 
 
-def default_cache_dir() -> Path:
-    """Where converted models, built kernels and measurements are kept unless a caller says otherwise."""
-    return Path.home() / ".cache" / "dspark"
-
-
 SERVING_KERNELS = Path(__file__).parent / "kernels.cpp"
 
 

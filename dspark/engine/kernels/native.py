@@ -12,7 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from dspark.engine.kernels.build import build_kernels, default_cache_dir
+from dspark.cache import default_cache_dir
+from dspark.engine.kernels.build import build_kernels
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _LANES = 16

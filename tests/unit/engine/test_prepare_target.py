@@ -6,7 +6,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
 from tiny_targets import save_tiny
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dspark.engine.target import TargetEngine
 from dspark.errors import ConfigurationError, ModelMismatchError
@@ -15,7 +17,7 @@ from dspark.models.target import prepare_target
 HIDDEN, INNER, HEADS, VOCAB = 64, 96, 4, 260
 
 
-def write_gguf(path: Path, architecture: str = "llama") -> Path:
+def write_gguf(path: Path, architecture: str = "llama", leave_out: str = "") -> Path:
     """A tiny random Llama with a byte tokenizer, as llama.cpp would store it."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(128)
@@ -42,7 +44,8 @@ def write_gguf(path: Path, architecture: str = "llama") -> Path:
     rng = np.random.default_rng(0)
 
     def add(name: str, *shape: int) -> None:
-        writer.add_tensor(name, rng.normal(scale=0.1, size=shape).astype(np.float32))
+        if name != leave_out:
+            writer.add_tensor(name, rng.normal(scale=0.1, size=shape).astype(np.float32))
 
     add("token_embd.weight", VOCAB, HIDDEN)
     add("output_norm.weight", HIDDEN)
@@ -80,6 +83,43 @@ def test_a_gguf_file_becomes_a_directory_once(
     assert [entry.name for entry in folder.parent.iterdir()] == ["tiny"]
     engine = TargetEngine.load(folder, dtype="bfloat16", cache_dir=cache_dir, measure=False)
     assert (engine.info.name, engine.info.vocab_size, engine.info.eos_token_ids) == ("tiny", VOCAB, (2,))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The given NumPy array is not writable")
+def test_the_directory_holds_what_transformers_reads_from_the_file(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    folder = prepare_target(str(file), tmp_path / "cache")
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.bfloat16)
+    found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
+    assert found.keys() == expected.state_dict().keys()
+    for name, weight in expected.state_dict().items():
+        assert torch.equal(found[name], weight), name
+    words = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == words.get_vocab()
+    assert AutoTokenizer.from_pretrained(folder).encode("abcd</s>") == words.encode("abcd</s>")
+
+
+def test_a_conversion_tells_how_far_it_is_and_a_finished_one_says_nothing(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    shares: list[float] = []
+    prepare_target(str(file), tmp_path / "cache", shares.append)
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    shares.clear()
+    prepare_target(str(file), tmp_path / "cache", shares.append)
+    assert shares == []
+
+
+def test_a_gguf_without_some_weights_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", leave_out="blk.0.ffn_up.weight")
+    with pytest.raises(ModelMismatchError, match=r"holds no weights for model\.layers\.0\.mlp\.up_proj"):
+        prepare_target(str(file), tmp_path / "cache")
+
+
+def test_a_gguf_of_another_family_is_refused_by_name(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", architecture="gemma2")
+    with pytest.raises(ModelMismatchError, match=r"family 'gemma2'; dspark runs llama, qwen2, qwen3"):
+        prepare_target(str(file), tmp_path / "cache")
 
 
 def test_another_file_of_the_same_name_is_converted_anew(tmp_path: Path) -> None:
