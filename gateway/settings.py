@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -9,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dspark.errors import ConfigurationError
 from gateway.edge import EdgeOptions
+from services.runtime.settings import check_names
 
 
 class GatewaySettings(BaseSettings):
@@ -57,8 +59,9 @@ def read_settings() -> GatewaySettings:
     """Read the settings from the environment.
 
     Raises:
-        ConfigurationError: names the variables and what is wrong with them.
+        ConfigurationError: names the variables and what is wrong with them, or one that is no setting.
     """
+    check_names(GatewaySettings, os.environ)
     try:
         return GatewaySettings()  # type: ignore[call-arg] # the environment has them
     except ValidationError as error:
