@@ -19,8 +19,8 @@ def test_a_wrong_or_missing_setting_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_misspelt_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GATEWAY_KEEPALIVE", "1")
-    with pytest.raises(ConfigurationError, match=r"keepalive \(GATEWAY_KEEPALIVE\).*nearest.*keep_alive_s"):
+    monkeypatch.setenv("GATEWAY_PATIENCE", "1")
+    with pytest.raises(ConfigurationError, match=r"patience \(GATEWAY_PATIENCE\).*nearest.*patience_s"):
         read_settings()
 
 
