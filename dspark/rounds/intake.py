@@ -59,7 +59,8 @@ class Intake:
             )
         if len(self._roster) >= self._config.max_running + self._config.max_waiting:
             raise OverloadedError(
-                f"{self._config.max_waiting} requests are waiting and no more may; try again later"
+                f"{self._config.max_waiting} requests are waiting and no more may; try again later",
+                self._roster.service_time.wait_s(len(self._roster.waiting), self._roster.num_open),
             )
         return self._start(live)
 

@@ -60,7 +60,7 @@ class RoundLoop:
         self._planner = planner
         self._link = TargetLink(verifier)
         self._drafts = DraftSource(drafter, self._config, self._clock)
-        self._roster = Roster(self._link, self._drafts, store)
+        self._roster = Roster(self._link, self._drafts, store, self._clock)
         self._round = Round(
             self._roster,
             self._drafts,

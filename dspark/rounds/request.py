@@ -50,6 +50,8 @@ class LiveRequest:
     # grows each time the verifier has to hold it anew; starts where those of its owner do
     epoch: int = 0
     num_opens: int = 0
+    # clock time at which it was opened first
+    opened_s: float | None = None
     output: list[int] = field(default_factory=list)
     # committed tokens the verifier has yet to compute, while PREFILLING
     num_to_prefill: int = 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dspark.decoding.types import FinishReason, TokenDelta, VerifyOutcome
 from dspark.errors import DsparkError
+from dspark.rounds.clock import Clock
 from dspark.rounds.draft_source import DraftSource
 from dspark.rounds.interfaces import RequestStore
 from dspark.rounds.request import LiveRequest, Phase
+from dspark.rounds.service_time import ServiceTime
 from dspark.rounds.target_link import TargetLink
 from dspark.rounds.waiting import WaitingQueue
 
@@ -14,12 +16,16 @@ from dspark.rounds.waiting import WaitingQueue
 class Roster:
     """Moves requests between waiting and open, and sees that what leaves frees what it held."""
 
-    def __init__(self, link: TargetLink, drafts: DraftSource, store: RequestStore | None) -> None:
+    def __init__(
+        self, link: TargetLink, drafts: DraftSource, store: RequestStore | None, clock: Clock
+    ) -> None:
         self._link = link
         self._drafts = drafts
         self._store = store
+        self._clock = clock
         self._requests: dict[str, LiveRequest] = {}
         self.waiting = WaitingQueue()
+        self.service_time = ServiceTime()
         self._open: dict[str, LiveRequest] = {}
         # After a preemption nobody is admitted until somebody leaves, or the pages would go around.
         self.is_short_of_pages = False
@@ -59,6 +65,8 @@ class Roster:
     def move_to_open(self) -> LiveRequest:
         """Take the head of the queue; the caller opens it at the verifier."""
         live = self.waiting.pop()
+        if live.opened_s is None:
+            live.opened_s = self._clock.now()
         self._open[live.request_id] = live
         self._drafts.keep(live.request_id)
         return live
@@ -130,6 +138,8 @@ class Roster:
     def _end(self, live: LiveRequest) -> None:
         live.phase = Phase.FINISHED
         del self._requests[live.request_id]
+        if live.opened_s is not None:
+            self.service_time.observe(self._clock.now() - live.opened_s)
 
     def _let_go(self, live: LiveRequest) -> None:
         del self._open[live.request_id]
