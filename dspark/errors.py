@@ -10,6 +10,7 @@
     ├── StaleEpochError              a message was made by an owner that lost its lease
     ├── OverloadedError              the queue is full; says when to come back
     ├── ServiceUnavailableError      a peer cannot be reached
+    │   └── PeerLostError            a peer was lost in the middle of its work for us; it may be resumed
     ├── DeadlineError                a peer did not answer in time
     └── EngineError                  a forward pass failed
 
@@ -71,6 +72,10 @@ class OverloadedError(DsparkError):
 
 class ServiceUnavailableError(DsparkError):
     """A peer cannot be reached."""
+
+
+class PeerLostError(ServiceUnavailableError):
+    """A peer was lost in the middle of its work for us; whoever takes its place may go on with it."""
 
 
 class DeadlineError(DsparkError):

@@ -12,6 +12,7 @@ from dspark.errors import ConfigurationError
 from gateway.app import create_app
 from gateway.edge import Edge, SchedulerView, ServedModel
 from gateway.readiness import watch_scheduler
+from gateway.resuming import ResumePolicy, ResumingBackend
 from gateway.server import open_socket, serve
 from gateway.settings import GatewaySettings, read_settings
 from gateway.text.chat_template import ChatTemplate
@@ -51,7 +52,7 @@ async def _serve(settings: GatewaySettings) -> None:
     )
     listener = open_socket(settings.host, settings.port)
     async with open_channel(settings.scheduler_address) as channel:
-        backend = SchedulerClient(channel)
+        backend = ResumingBackend(SchedulerClient(channel), ResumePolicy(patience_s=settings.patience_s))
         edge = Edge(model, backend, SchedulerView(backend), settings.options)
         url = f"http://{settings.host}:{listener.getsockname()[1]}"
         watching = asyncio.create_task(watch_scheduler(edge, url))

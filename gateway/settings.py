@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -9,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dspark.errors import ConfigurationError
 from gateway.edge import EdgeOptions
+from services.runtime.settings import check_names
 
 
 class GatewaySettings(BaseSettings):
@@ -26,6 +28,9 @@ class GatewaySettings(BaseSettings):
     max_body_bytes: int = Field(4 * 2**20, ge=1024, description="Largest request body, in bytes.")
     max_choices: int = Field(128, ge=1, description="Most choices of one request, over all its prompts.")
     keep_alive_s: float = Field(10.0, gt=0, description="Seconds of silence before a stream sends a comment.")
+    patience_s: float = Field(
+        30.0, ge=0, description="Seconds a stream waits for a lost scheduler to come back."
+    )
     shutdown_grace_s: int = Field(10, ge=0, description="Seconds for open responses to end at shutdown.")
     log_level: str = Field(
         "info", pattern="(?i)^(debug|info|warning|error)$", description="Least level logged."
@@ -57,8 +62,9 @@ def read_settings() -> GatewaySettings:
     """Read the settings from the environment.
 
     Raises:
-        ConfigurationError: names the variables and what is wrong with them.
+        ConfigurationError: names the variables and what is wrong with them, or one that is no setting.
     """
+    check_names(GatewaySettings, os.environ)
     try:
         return GatewaySettings()  # type: ignore[call-arg] # the environment has them
     except ValidationError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from dspark.decoding.types import (
     VerifyOutcome,
     VerifyStatus,
 )
-from dspark.errors import StaleEpochError
+from dspark.errors import ServiceUnavailableError, StaleEpochError
+from dspark.rounds.stored import StoredRequest
 
 VOCAB_SIZE = 97
 STEP_COST = ((1, 0.010), (8, 0.011), (64, 0.024), (256, 0.080))
@@ -268,18 +269,49 @@ class FakeStore:
     outputs: dict[str, list[int]] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, FinishReason] = field(default_factory=dict)
+    requests: dict[str, GenerationRequest] = field(default_factory=dict)
     is_healthy: bool = True
+    # tells the owner of a request that it is no longer that
+    on_stale: Callable[[str], None] = lambda request_id: None
 
-    def create(self, request: GenerationRequest, epoch: int) -> None:
-        self.outputs[request.request_id] = []
+    def create(self, request: GenerationRequest, epoch: int, output: Sequence[int] = ()) -> None:
+        assert epoch > self.epochs.get(request.request_id, 0), "a request by an owner of the past"
+        self.requests[request.request_id] = request
+        self.outputs[request.request_id] = list(output)
         self.epochs[request.request_id] = epoch
+        self.reasons.pop(request.request_id, None)
+
+    async def claim(self, request_id: str, epoch: int) -> StoredRequest | None:
+        await asyncio.sleep(0)
+        if not self.is_healthy:
+            raise ServiceUnavailableError("the store is away")
+        if request_id not in self.requests:
+            return None
+        self.epochs[request_id] = max(epoch, self.epochs[request_id] + 1000)
+        output = tuple(self.outputs[request_id])
+        return StoredRequest(self.requests[request_id], self.epochs[request_id], output)
+
+    def watch(self, on_stale: Callable[[str], None]) -> None:
+        self.on_stale = on_stale
 
     def commit(self, request_id: str, epoch: int, base_len: int, token_ids: Sequence[int]) -> None:
-        assert epoch >= self.epochs[request_id], "a commit by an owner of the past"
+        if self._is_stale(request_id, epoch):
+            return
         assert base_len == len(self.outputs[request_id]), "a commit that does not continue the output"
         self.epochs[request_id] = epoch
         self.outputs[request_id].extend(token_ids)
 
     def finish(self, request_id: str, epoch: int, reason: FinishReason) -> None:
-        assert request_id not in self.reasons, "finished twice"
-        self.reasons[request_id] = reason
+        if not self._is_stale(request_id, epoch):
+            assert request_id not in self.reasons, "finished twice"
+            self.reasons[request_id] = reason
+
+    def for_another_owner(self) -> FakeStore:
+        """The same store as another process sees it."""
+        return replace(self)
+
+    def _is_stale(self, request_id: str, epoch: int) -> bool:
+        is_stale = epoch < self.epochs[request_id]
+        if is_stale:
+            self.on_stale(request_id)
+        return is_stale

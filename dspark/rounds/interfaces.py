@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dspark.decoding.types import (
@@ -18,6 +18,7 @@ from dspark.decoding.types import (
     VerifierInfo,
     VerifyItem,
 )
+from dspark.rounds.stored import StoredRequest
 
 
 class Drafter(Protocol):
@@ -83,8 +84,8 @@ class FeatureSink(Protocol):
 class RequestStore(Protocol):
     """Keeps what must outlive a process. Never raises into a round; a dead store is reported, not fatal."""
 
-    def create(self, request: GenerationRequest, epoch: int) -> None:
-        """Record a new request."""
+    def create(self, request: GenerationRequest, epoch: int, output: Sequence[int] = ()) -> None:
+        """Record a request that is new, or that was taken over with this output."""
         ...
 
     def commit(self, request_id: str, epoch: int, base_len: int, token_ids: Sequence[int]) -> None:
@@ -93,6 +94,25 @@ class RequestStore(Protocol):
 
     def finish(self, request_id: str, epoch: int, reason: FinishReason) -> None:
         """Record why the request ended."""
+        ...
+
+    async def claim(self, request_id: str, epoch: int) -> StoredRequest | None:
+        """Take a request over from whoever owned it: what that owner writes from now on is refused.
+
+        Args:
+            request_id: of a request this process does not run.
+            epoch: the least the request gets; it gets a higher one where another owner has used that.
+
+        Returns:
+            What the owner left, None where the store holds nothing of it.
+
+        Raises:
+            ServiceUnavailableError: the store does not answer.
+        """
+        ...
+
+    def watch(self, on_stale: Callable[[str], None]) -> None:
+        """Have a function told the id of each request of ours that another owner has taken over."""
         ...
 
     @property

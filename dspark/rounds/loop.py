@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from dspark.decoding.types import GenerationRequest
+from dspark.decoding.types import GenerationRequest, TokenDelta
 from dspark.errors import (
     ConfigurationError,
     DeadlineError,
     DsparkError,
-    InvalidRequestError,
     ModelMismatchError,
-    OverloadedError,
+    PeerLostError,
     ServiceUnavailableError,
+    StaleEpochError,
 )
 from dspark.rounds.backoff import Backoff
 from dspark.rounds.clock import Clock, MonotonicClock
 from dspark.rounds.config import LoopConfig
 from dspark.rounds.draft_source import DraftSource
+from dspark.rounds.intake import Intake, taken_over_error
 from dspark.rounds.interfaces import Drafter, RequestStore, Verifier
-from dspark.rounds.limits import limited_stop
 from dspark.rounds.planner import Planner
-from dspark.rounds.request import LiveRequest, RequestStream, cancelled_delta
+from dspark.rounds.request import LiveRequest, RequestStream
 from dspark.rounds.roster import Roster
 from dspark.rounds.round import Round
 from dspark.rounds.stats import LoopStats, RoundObserver
@@ -50,15 +50,17 @@ class RoundLoop:
         *,
         planner: Planner,
         store: RequestStore | None = None,
+        epoch: int = 0,
         config: LoopConfig | None = None,
         clock: Clock | None = None,
     ) -> None:
+        """Make a loop whose epochs start at `epoch`, above those of the owners before it."""
         self._config = config or LoopConfig()
         self._clock = clock or MonotonicClock()
         self._planner = planner
         self._link = TargetLink(verifier)
         self._drafts = DraftSource(drafter, self._config, self._clock)
-        self._roster = Roster(self._link, self._drafts, store)
+        self._roster = Roster(self._link, self._drafts, store, self._clock)
         self._round = Round(
             self._roster,
             self._drafts,
@@ -69,7 +71,15 @@ class RoundLoop:
         )
         self._wake = asyncio.Event()
         self._is_ready = asyncio.Event()
-        self._arrivals = itertools.count()
+        self._intake = Intake(
+            self._roster,
+            self._link,
+            store,
+            epoch=epoch,
+            config=self._config,
+            clock=self._clock,
+            wake=self._wake.set,
+        )
         self._backoff = Backoff(self._config.first_pause_s, self._config.longest_pause_s)
         self._outage_since_s: float | None = None
         self._num_engine_errors = 0
@@ -87,6 +97,7 @@ class RoundLoop:
             num_waiting=len(self._roster.waiting),
             num_free_pages=self._link.num_free_pages,
             num_pages=self._link.num_pages,
+            num_resumed=self._intake.num_resumed,
             num_draft_failures=self._drafts.num_failures,
             is_verifier_ready=self._link.is_ready,
             is_drafter_ready=self._drafts.is_ready,
@@ -109,25 +120,23 @@ class RoundLoop:
             OverloadedError: as many requests run and wait as may.
             ServiceUnavailableError: the verifier has not answered yet.
         """
-        stop = limited_stop(request, self._link.info)
-        if request.request_id in self._roster:
-            raise InvalidRequestError(
-                f"request_id {request.request_id} is in use; send every request with its own", "request_id"
-            )
-        if len(self._roster) >= self._config.max_running + self._config.max_waiting:
-            raise OverloadedError(
-                f"{self._config.max_waiting} requests are waiting and no more may; try again later"
-            )
-        live = LiveRequest(
-            request,
-            arrival=next(self._arrivals),
-            stop=stop,
-            arrival_s=self._clock.now(),
-            rounds_before_resync=self._config.rounds_before_resync,
-        )
-        self._roster.add(live)
-        self._wake.set()
-        return RequestStream(live, self._cancel)
+        return self._intake.submit(request)
+
+    def resume(self, request_id: str, received: Sequence[int]) -> AsyncGenerator[TokenDelta, None]:
+        """Go on with a request that a scheduler was lost with; iterate and close as with `submit`.
+
+        The deltas begin behind the tokens received. No token is lost or doubled, and the output is the one
+        that the lost scheduler would have given, where that is determined (greedy and coupled acceptance).
+
+        Args:
+            request_id: as it was submitted.
+            received: the output as far as the caller has it.
+
+        Raises:
+            UnknownRequestError: there is no store, or it holds nothing of the request.
+            ServiceUnavailableError: not now; a later attempt may succeed.
+        """
+        return self._intake.resume(request_id, received)
 
     async def run(self) -> None:
         """Serve until cancelled; then every stream that has not ended ends with an error.
@@ -142,7 +151,7 @@ class RoundLoop:
                 await self._turn()
         finally:
             self._roster.fail_older_than(
-                self._clock.now(), ServiceUnavailableError("the scheduler stopped; send the request again")
+                self._clock.now(), PeerLostError("the scheduler stopped; send the request again")
             )
             await self._release_all()
 
@@ -154,7 +163,7 @@ class RoundLoop:
                 await self._drafts.flush()
 
     async def _turn(self) -> None:
-        self._roster.drop_cancelled()
+        self._roster.drop_ended()
         try:
             await self._connect()
             await self._link.flush()
@@ -211,7 +220,7 @@ class RoundLoop:
         admitted = []
         while len(self._roster.waiting) > 0 and self._has_room_for(self._roster.waiting.head):
             live = self._roster.move_to_open()
-            self._round.counters.num_reopens += live.epoch > 0
+            self._round.counters.num_reopens += live.num_opens > 0
             admitted.append(live)
         # `open` starts the epoch here and now, whenever the call itself gets its turn.
         calls = [self._link.open(live.open()) for live in admitted]
@@ -219,6 +228,8 @@ class RoundLoop:
         for live, error in zip(admitted, await asyncio.gather(*calls, return_exceptions=True), strict=True):
             if isinstance(error, ServiceUnavailableError | DeadlineError):
                 outage = error
+            elif isinstance(error, StaleEpochError):
+                self._roster.lose(live, taken_over_error(live.request_id))
             elif isinstance(error, DsparkError):
                 self._roster.fail(live, error)
             elif error is not None:
@@ -238,11 +249,6 @@ class RoundLoop:
         """Pages a request needs for its next round."""
         gamma = self._drafts.info.gamma if self._drafts.info else 0
         return -(-(live.committed_len + gamma + 1) // self._link.info.page_size)
-
-    def _cancel(self, live: LiveRequest) -> None:
-        live.is_cancelled = True
-        live.events.put_nowait(cancelled_delta(live))
-        self._wake.set()
 
     def _note_success(self) -> None:
         self._outage_since_s = None

@@ -48,12 +48,17 @@ class LiveRequest:
     # clock time of arrival
     arrival_s: float
     phase: Phase = Phase.WAITING
-    # grows each time the verifier has to hold it anew
+    # grows each time the verifier has to hold it anew; starts where those of its owner do
     epoch: int = 0
+    num_opens: int = 0
+    # clock time at which it was opened first
+    opened_s: float | None = None
     output: list[int] = field(default_factory=list)
     # committed tokens the verifier has yet to compute, while PREFILLING
     num_to_prefill: int = 0
     is_cancelled: bool = False
+    # another scheduler has taken it over
+    is_lost: bool = False
     # decode without drafts in the next round: pages are short
     is_plain_once: bool = False
     # rounds in a row without a block although the drafter answered, and how many are borne
@@ -85,6 +90,7 @@ class LiveRequest:
     def open(self) -> OpenRequest:
         """Start a new epoch and say what the verifier must hold."""
         self.epoch += 1
+        self.num_opens += 1
         self.phase = Phase.PREFILLING
         self.num_to_prefill = self.committed_len
         self.num_rounds_without_block = 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dspark.decoding.types import FinishReason, TokenDelta, VerifyOutcome
 from dspark.errors import DsparkError
+from dspark.rounds.clock import Clock
 from dspark.rounds.draft_source import DraftSource
 from dspark.rounds.interfaces import RequestStore
 from dspark.rounds.request import LiveRequest, Phase
+from dspark.rounds.service_time import ServiceTime
 from dspark.rounds.target_link import TargetLink
 from dspark.rounds.waiting import WaitingQueue
 
@@ -14,12 +16,16 @@ from dspark.rounds.waiting import WaitingQueue
 class Roster:
     """Moves requests between waiting and open, and sees that what leaves frees what it held."""
 
-    def __init__(self, link: TargetLink, drafts: DraftSource, store: RequestStore | None) -> None:
+    def __init__(
+        self, link: TargetLink, drafts: DraftSource, store: RequestStore | None, clock: Clock
+    ) -> None:
         self._link = link
         self._drafts = drafts
         self._store = store
+        self._clock = clock
         self._requests: dict[str, LiveRequest] = {}
         self.waiting = WaitingQueue()
+        self.service_time = ServiceTime()
         self._open: dict[str, LiveRequest] = {}
         # After a preemption nobody is admitted until somebody leaves, or the pages would go around.
         self.is_short_of_pages = False
@@ -29,6 +35,10 @@ class Roster:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def get(self, request_id: str) -> LiveRequest | None:
+        """The request of this id, unless it has ended."""
+        return self._requests.get(request_id)
 
     @property
     def open(self) -> list[LiveRequest]:
@@ -45,16 +55,18 @@ class Roster:
         return live.phase in (Phase.PREFILLING, Phase.DECODING)
 
     def add(self, live: LiveRequest) -> None:
-        """Take on a new request."""
+        """Take on a request that is new here."""
         self._requests[live.request_id] = live
         self.waiting.put(live)
         if self._store is not None:
             # The epoch it will be opened with first; later commits may carry higher ones.
-            self._store.create(live.request, live.epoch + 1)
+            self._store.create(live.request, live.epoch + 1, live.output)
 
     def move_to_open(self) -> LiveRequest:
         """Take the head of the queue; the caller opens it at the verifier."""
         live = self.waiting.pop()
+        if live.opened_s is None:
+            live.opened_s = self._clock.now()
         self._open[live.request_id] = live
         self._drafts.keep(live.request_id)
         return live
@@ -83,10 +95,18 @@ class Roster:
         self._leave(live, FinishReason.ABORT)
         live.events.put_nowait(error)
 
-    def drop_cancelled(self) -> None:
-        """End the requests whose callers gave up."""
-        for live in [live for live in self._requests.values() if live.is_cancelled]:
-            self._leave(live, FinishReason.ABORT)
+    def drop_ended(self) -> None:
+        """End the requests whose callers gave up, and leave those that another scheduler owns to it."""
+        for live in list(self._requests.values()):
+            if live.is_lost:
+                self._forget(live)
+            elif live.is_cancelled:
+                self._leave(live, FinishReason.ABORT)
+
+    def lose(self, live: LiveRequest, error: DsparkError) -> None:
+        """End a request that another scheduler has taken over."""
+        self._forget(live)
+        live.events.put_nowait(error)
 
     def fail_older_than(self, moment_s: float, error: DsparkError) -> None:
         """End those that arrived before a moment of the clock."""
@@ -102,10 +122,24 @@ class Roster:
             self.waiting.remove(live)
         else:
             self._let_go(live)
-        live.phase = Phase.FINISHED
-        del self._requests[live.request_id]
+        self._end(live)
         if self._store is not None:
             self._store.finish(live.request_id, live.epoch, reason)
+
+    def _forget(self, live: LiveRequest) -> None:
+        """Leave all as it is at verifier, drafter and store: it belongs to the new owner."""
+        if live.phase is Phase.WAITING:
+            self.waiting.remove(live)
+        else:
+            del self._open[live.request_id]
+            self.is_short_of_pages = False
+        self._end(live)
+
+    def _end(self, live: LiveRequest) -> None:
+        live.phase = Phase.FINISHED
+        del self._requests[live.request_id]
+        if live.opened_s is not None:
+            self.service_time.observe(self._clock.now() - live.opened_s)
 
     def _let_go(self, live: LiveRequest) -> None:
         del self._open[live.request_id]

@@ -46,6 +46,8 @@ class LoopStats:
     num_waiting: int
     num_free_pages: int
     num_pages: int
+    # requests of other schedulers that this one went on with, since start
+    num_resumed: int
     num_draft_failures: int
     is_verifier_ready: bool
     is_drafter_ready: bool

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
+from collections.abc import Iterable
 from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -24,6 +28,10 @@ def _checked_or_empty(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_checked)]
 OptionalAddress = Annotated[str, AfterValidator(_checked_or_empty)]
+
+
+# What Kubernetes sets in every container for a Service that is called like one of ours.
+_SERVICE_LINK = re.compile(r"service_(host|port(_\w+)?)|port(_\d+_(tcp|udp)(_\w+)?)?")
 
 
 class ServiceSettings(BaseSettings):
@@ -51,8 +59,9 @@ def read_settings(kind: type[_Settings]) -> _Settings:
     """Read the settings of a service from the environment.
 
     Raises:
-        ConfigurationError: names the variable and what is wrong with it.
+        ConfigurationError: names the variable and what is wrong with it, or that there is no such setting.
     """
+    check_names(kind, os.environ)
     prefix = str(kind.model_config.get("env_prefix", ""))
     try:
         # The values come from the environment, which the type checker cannot know.
@@ -60,6 +69,21 @@ def read_settings(kind: type[_Settings]) -> _Settings:
     except ValidationError as error:
         problems = [_sentence(prefix, problem["loc"], problem["msg"]) for problem in error.errors()]
         raise ConfigurationError("; ".join(problems)) from error
+
+
+def check_names(kind: type[BaseSettings], names: Iterable[str]) -> None:
+    """Refuse a variable that has the prefix of these settings and is none of them.
+
+    Raises:
+        ConfigurationError: names it and the setting that is most like it.
+    """
+    prefix = str(kind.model_config.get("env_prefix", ""))
+    for name in sorted(names):
+        key = name.upper().removeprefix(prefix).lower()
+        is_ours = name.upper().startswith(prefix) and not _SERVICE_LINK.fullmatch(key)
+        if is_ours and key not in kind.model_fields:
+            (nearest,) = difflib.get_close_matches(key, kind.model_fields, n=1, cutoff=0.0)
+            raise ConfigurationError(f"there is no setting {key} ({name}); the nearest one is {nearest}")
 
 
 def _sentence(prefix: str, location: tuple[int | str, ...], message: str) -> str:

@@ -27,6 +27,7 @@ STATUS_BY_ERROR: dict[type[DsparkError], grpc.StatusCode] = {
     errors.StaleEpochError: grpc.StatusCode.ABORTED,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.ServiceUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.PeerLostError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.EngineError: grpc.StatusCode.INTERNAL,
     errors.DsparkError: grpc.StatusCode.INTERNAL,

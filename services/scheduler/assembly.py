@@ -46,7 +46,14 @@ async def load_scheduler_service(settings: SchedulerSettings) -> AsyncIterator[S
         await wait_for_peer(
             "verifier", settings.verifier_address, verifier.get_info, timeout_s=settings.verifier_wait_s
         )
-        loop = RoundLoop(drafter, verifier, planner=planner, store=store, config=_loop_config(settings))
+        loop = RoundLoop(
+            drafter,
+            verifier,
+            planner=planner,
+            store=store,
+            epoch=owner_epoch(time.time_ns() // 1_000_000),
+            config=_loop_config(settings),
+        )
         loop.tell(metrics.RoundMetrics())
         metrics.expose_loop(lambda: loop.stats)
         rounds = asyncio.create_task(loop.run(), name="the round loop")
@@ -58,7 +65,7 @@ async def load_scheduler_service(settings: SchedulerSettings) -> AsyncIterator[S
             drafter_info = drafter.info if drafter else None
             return describe(loop.stats, verifier.info, drafter_info, is_store_healthy=is_store_healthy)
 
-        servicer = SchedulerServicer(loop.submit, describe_now)
+        servicer = SchedulerServicer(loop.submit, loop.resume, describe_now)
         register = functools.partial(add_SchedulerServiceServicer_to_server, servicer)
         yield Served(register, watched=[rounds, *writer], drain=servicer.drain)
 
@@ -84,10 +91,8 @@ def _open_store(
         return None, []
     store = RedisStore(
         open_store_client(url),
-        epoch=owner_epoch(time.time_ns() // 1_000_000),
         now=time.monotonic,
         config=StoreConfig(running_ttl_s=settings.running_ttl_s, finished_ttl_s=settings.finished_ttl_s),
-        on_stale=lambda request_id: _log.warning("another scheduler has taken over %s", request_id),
     )
     metrics.expose_store(store)
     stack.push_async_callback(store.close)

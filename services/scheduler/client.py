@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
@@ -52,14 +52,31 @@ class SchedulerClient:
             )
         return wire.info_from_pb(message)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenDelta, None]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenDelta, None]:
         """Deltas of the request in order; closing the iterator gives the request up and frees it.
 
         Raises:
             InvalidRequestError, OverloadedError: the request was not taken.
+            PeerLostError: the scheduler was lost after it may have taken the request; `resume` it.
             ServiceUnavailableError, DeadlineError, EngineError: generation cannot go on.
         """
-        events = self._hub.start(request)
+        return self._deltas(request.request_id, lambda: self._hub.start(request))
+
+    def resume(self, request_id: str, received: Sequence[int]) -> AsyncGenerator[TokenDelta, None]:
+        """Deltas of a request of a lost scheduler, behind the tokens received; otherwise as `generate`.
+
+        Raises:
+            UnknownRequestError: no state of the request was kept.
+            PeerLostError: the scheduler was lost again.
+            ServiceUnavailableError: not now; a later attempt may succeed.
+            DeadlineError, EngineError: generation cannot go on.
+        """
+        return self._deltas(request_id, lambda: self._hub.resume(request_id, received))
+
+    async def _deltas(
+        self, request_id: str, begin: Callable[[], asyncio.Queue[Event]]
+    ) -> AsyncGenerator[TokenDelta, None]:
+        events = begin()
         try:
             while True:
                 delta = await self._next(events)
@@ -67,7 +84,7 @@ class SchedulerClient:
                 if delta.finish_reason is not None:
                     return
         finally:
-            self._hub.give_up(request.request_id)
+            self._hub.give_up(request_id)
 
     async def _next(self, events: asyncio.Queue[Event]) -> TokenDelta:
         try:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
 
 from dspark.api.v1 import scheduler_pb2
 from dspark.decoding.types import GenerationRequest, TokenDelta
-from dspark.errors import DsparkError, InvalidRequestError, ServiceUnavailableError
+from dspark.errors import DsparkError, InvalidRequestError, PeerLostError, ServiceUnavailableError
 from services.runtime.status import translated_errors
 from services.scheduler import wire
 
@@ -25,7 +25,8 @@ Event = TokenDelta | DsparkError
 class DeltaHub:
     """Hands the deltas of a session to the queues of their requests.
 
-    A broken stream ends every request on it with an error; the next request opens a new one.
+    A broken stream ends every request on it with an error; the next request opens a new one. `PeerLostError`
+    says that the stream had begun, so that the scheduler may have taken the request.
     """
 
     def __init__(self, peer: str, open_stream: Callable[[], _Stream]) -> None:
@@ -39,14 +40,24 @@ class DeltaHub:
         Raises:
             InvalidRequestError: a request with this id is running.
         """
-        if self._session is None or self._session.has_ended:
-            self._session = _Session(self._peer, self._open_stream())
-        return self._session.start(request)
+        message = scheduler_pb2.GenerateSessionRequest(start=wire.request_to_pb(request))
+        return self._open_session().begin(request.request_id, message)
+
+    def resume(self, request_id: str, received: Sequence[int]) -> asyncio.Queue[Event]:
+        """Ask for the rest of a request of a lost session; otherwise as `start`."""
+        resumption = scheduler_pb2.Resumption(request_id=request_id, received_token_ids=received)
+        message = scheduler_pb2.GenerateSessionRequest(resume=resumption)
+        return self._open_session().begin(request_id, message)
 
     def give_up(self, request_id: str) -> None:
         """Free a request, if it is still running."""
         if self._session is not None:
             self._session.give_up(request_id)
+
+    def _open_session(self) -> _Session:
+        if self._session is None or self._session.has_ended:
+            self._session = _Session(self._peer, self._open_stream())
+        return self._session
 
 
 class _Session:
@@ -55,6 +66,7 @@ class _Session:
     def __init__(self, peer: str, stream: _Stream) -> None:
         self._peer = peer
         self._stream = stream
+        self._has_begun = False
         self._queues: dict[str, asyncio.Queue[Event]] = {}
         self._outgoing: asyncio.Queue[scheduler_pb2.GenerateSessionRequest] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read())
@@ -64,14 +76,13 @@ class _Session:
     def has_ended(self) -> bool:
         return self._reader.done() or self._stream.done()
 
-    def start(self, request: GenerationRequest) -> asyncio.Queue[Event]:
-        request_id = request.request_id
+    def begin(self, request_id: str, message: scheduler_pb2.GenerateSessionRequest) -> asyncio.Queue[Event]:
         if request_id in self._queues:
             raise InvalidRequestError(
                 f"request_id {request_id} is in use; send every request with its own", "request_id"
             )
         queue = self._queues[request_id] = asyncio.Queue()
-        self._outgoing.put_nowait(scheduler_pb2.GenerateSessionRequest(start=wire.request_to_pb(request)))
+        self._outgoing.put_nowait(message)
         return queue
 
     def give_up(self, request_id: str) -> None:
@@ -92,12 +103,15 @@ class _Session:
         try:
             with translated_errors(self._peer):
                 while (message := await self._stream.read()) is not grpc.aio.EOF:
+                    self._has_begun = True
                     self._hand_out(message)  # type: ignore[arg-type]
         except DsparkError as error:
             reason = error
         finally:
             self._writer.cancel()
             self._stream.cancel()
+            if self._has_begun and isinstance(reason, ServiceUnavailableError):
+                reason = PeerLostError(str(reason))
             for queue in self._queues.values():
                 queue.put_nowait(reason)
             self._queues.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -33,13 +33,15 @@ class DeltaStream(Protocol):
 
 
 Submit = Callable[[GenerationRequest], DeltaStream]
+Resume = Callable[[str, Sequence[int]], DeltaStream]
 
 
 class GenerationSession:
     """The scheduler's end of one stream. Every request has a task that moves its deltas to the outbox."""
 
-    def __init__(self, submit: Submit) -> None:
+    def __init__(self, submit: Submit, resume: Resume) -> None:
         self._submit = submit
+        self._resume = resume
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._deltas: list[scheduler_pb2.RequestDelta] = []
         self._failures: list[scheduler_pb2.RequestFailure] = []
@@ -57,6 +59,8 @@ class GenerationSession:
         """Serve until the caller and all requests have ended; frees those that run if cancelled."""
         reader = asyncio.create_task(self._read(requests))
         try:
+            # An empty answer tells the caller that its requests are taken.
+            yield scheduler_pb2.GenerateSessionResponse()
             while not self._has_ended(reader):
                 await self._wake.wait()
                 self._wake.clear()
@@ -72,36 +76,40 @@ class GenerationSession:
     async def _read(self, requests: AsyncIterator[scheduler_pb2.GenerateSessionRequest]) -> None:
         try:
             async for message in requests:
-                if message.WhichOneof("action") == "cancel":
-                    if task := self._tasks.get(message.cancel):
-                        task.cancel()
-                else:
-                    self._start(message.start)
+                self._do(message)
         finally:
             self._wake.set()
+
+    def _do(self, message: scheduler_pb2.GenerateSessionRequest) -> None:
+        action = message.WhichOneof("action")
+        if action == "start":
+            self._start(message.start.request_id, lambda: self._submit(wire.request_from_pb(message.start)))
+        elif action == "resume":
+            request_id, received = message.resume.request_id, tuple(message.resume.received_token_ids)
+            self._start(request_id, lambda: self._resume(request_id, received))
+        elif task := self._tasks.get(message.cancel):
+            task.cancel()
 
     def _has_ended(self, reader: asyncio.Task[None]) -> bool:
         is_idle = not (self._tasks or self._deltas or self._failures)
         return is_idle and (reader.done() or self._is_draining)
 
-    def _start(self, message: scheduler_pb2.GenerateRequest) -> None:
-        request_id = message.request_id
+    def _start(self, request_id: str, generate: Callable[[], DeltaStream]) -> None:
         if self._is_draining:
             self._fail(request_id, ServiceUnavailableError("the scheduler is shutting down; try again soon"))
         elif request_id in self._tasks:
             self._fail(request_id, InvalidRequestError(f"request_id {request_id} is in use", "request_id"))
         else:
-            task = self._tasks[request_id] = asyncio.create_task(self._generate(message))
+            task = self._tasks[request_id] = asyncio.create_task(self._generate(request_id, generate))
             task.add_done_callback(lambda _: self._note_end(request_id))
 
     def _note_end(self, request_id: str) -> None:
         del self._tasks[request_id]
         self._wake.set()
 
-    async def _generate(self, message: scheduler_pb2.GenerateRequest) -> None:
-        request_id = message.request_id
+    async def _generate(self, request_id: str, generate: Callable[[], DeltaStream]) -> None:
         try:
-            async with aclosing(self._submit(wire.request_from_pb(message))) as deltas:
+            async with aclosing(generate()) as deltas:
                 async for delta in deltas:
                     self._deltas.append(wire.request_delta_to_pb(request_id, delta))
                     self._wake.set()

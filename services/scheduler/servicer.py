@@ -10,7 +10,7 @@ import grpc
 
 from dspark.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler import wire
-from services.scheduler.generation_session import GenerationSession, Submit
+from services.scheduler.generation_session import GenerationSession, Resume, Submit
 from services.scheduler.info import SchedulerInfo
 
 SERVICE_NAME = "dspark.api.v1.SchedulerService"
@@ -21,8 +21,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Serves one round loop."""
 
-    def __init__(self, submit: Submit, describe: Callable[[], SchedulerInfo]) -> None:
+    def __init__(self, submit: Submit, resume: Resume, describe: Callable[[], SchedulerInfo]) -> None:
         self._submit = submit
+        self._resume = resume
         self._describe = describe
         self._sessions: set[GenerationSession] = set()
 
@@ -44,7 +45,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request_iterator: AsyncIterator[scheduler_pb2.GenerateSessionRequest], context: Context
     ) -> AsyncIterator[scheduler_pb2.GenerateSessionResponse]:
         """Generate for many requests over one stream."""
-        session = GenerationSession(self._submit)
+        session = GenerationSession(self._submit, self._resume)
         self._sessions.add(session)
         try:
             async with aclosing(session.run(request_iterator)) as responses:

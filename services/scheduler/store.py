@@ -17,7 +17,9 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from dspark.decoding.types import FinishReason, GenerationRequest
+from dspark.rounds.stored import StoredRequest
 from services.scheduler.breaker import CircuitBreaker
+from services.scheduler.store_claim import RequestClaims
 from services.scheduler.store_record import Record, StoreConfig, Write
 from services.scheduler.store_schema import COMMIT_SCRIPT, CREATE_SCRIPT, WriteResult, request_keys
 
@@ -62,24 +64,20 @@ class RedisStore:
         self,
         client: Redis,
         *,
-        epoch: int,
         now: Callable[[], float],
         config: StoreConfig | None = None,
-        on_stale: Callable[[str], None] = lambda request_id: None,
     ) -> None:
         """Make a store.
 
         Args:
             client: as `open_store_client` makes it; closed by `close`.
-            epoch: of this owner, from `owner_epoch`; epochs of requests count from it.
             now: monotonic clock in seconds.
             config: times to live and bounds.
-            on_stale: called with the id of a request that another owner has taken over.
         """
         self._client = client
-        self._epoch = epoch
         self._config = config or StoreConfig()
-        self._on_stale = on_stale
+        self._claims = RequestClaims(client)
+        self._on_stale: Callable[[str], None] = lambda request_id: None
         self._breaker = CircuitBreaker(now)
         self._records: dict[str, Record] = {}
         # In order of their first unwritten change; a dict as an ordered set.
@@ -96,11 +94,21 @@ class RedisStore:
         """Whether the last write or probe reached the store."""
         return self._is_healthy
 
-    def create(self, request: GenerationRequest, epoch: int) -> None:
-        """Record a new request; see `RequestStore`."""
+    def watch(self, on_stale: Callable[[str], None]) -> None:
+        """Tell of requests that were taken over; see `RequestStore`."""
+        self._on_stale = on_stale
+
+    async def claim(self, request_id: str, epoch: int) -> StoredRequest | None:
+        """Take a request over; see `RequestStore`."""
+        # Whatever we once knew of it, the store and the caller know better.
+        self._forget(request_id)
+        return await self._claims.claim(request_id, epoch)
+
+    def create(self, request: GenerationRequest, epoch: int, output: Sequence[int] = ()) -> None:
+        """Record a request; see `RequestStore`."""
         if len(self._records) >= self._config.max_records:
             self._drop_one()
-        self._records[request.request_id] = Record(request, self._epoch + epoch)
+        self._records[request.request_id] = Record(request, epoch, list(output))
         self._mark(request.request_id)
 
     def commit(self, request_id: str, epoch: int, base_len: int, token_ids: Sequence[int]) -> None:
@@ -108,7 +116,7 @@ class RedisStore:
         record = self._records.get(request_id)
         if record is None:
             return
-        if base_len != len(record.output) or record.epoch > self._epoch + epoch:
+        if base_len != len(record.output) or record.epoch > epoch:
             _log.error(
                 "commit of %s at %d does not continue the %d tokens known",
                 request_id,
@@ -116,7 +124,7 @@ class RedisStore:
                 len(record.output),
             )
             return
-        record.epoch = self._epoch + epoch
+        record.epoch = epoch
         record.output.extend(token_ids)
         self._mark(request_id)
 
@@ -125,7 +133,7 @@ class RedisStore:
         record = self._records.get(request_id)
         if record is None:
             return
-        record.epoch = max(record.epoch, self._epoch + epoch)
+        record.epoch = max(record.epoch, epoch)
         record.finish_reason = reason
         self._mark(request_id)
 
@@ -224,6 +232,7 @@ class RedisStore:
             record.note_stored(write)
         elif result is WriteResult.STALE_EPOCH:
             self.stats.num_stale += 1
+            _log.warning("another scheduler has taken over %s", request_id)
             self._forget(request_id)
             self._on_stale(request_id)
             return None

@@ -12,7 +12,7 @@ from dspark.errors import ConfigurationError
 _SOCKET_TIMEOUT_S = 0.3
 _CONNECT_TIMEOUT_S = 0.2
 _NUM_RETRIES = 1
-# One writer task uses it, one more is for tests of liveness.
+# One for the writer, one for requests that are taken over.
 _MAX_CONNECTIONS = 2
 
 

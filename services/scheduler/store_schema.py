@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
-from dspark.decoding.types import FinishReason, GenerationRequest
+from dspark.decoding.types import Acceptance, FinishReason, GenerationRequest, SamplingParams, StopParams
 
 
 class WriteResult(IntEnum):
@@ -101,9 +101,28 @@ return {0, len}
 )
 
 
+# KEYS: state, tokens. ARGV: the stored epoch, the new one
+CLAIM_SCRIPT = """
+local stored = redis.call('HGET', KEYS[1], 'epoch')
+if not stored then return {3} end
+if stored ~= ARGV[1] then return {1} end
+redis.call('HSET', KEYS[1], 'epoch', ARGV[2])
+local state = redis.call('HMGET', KEYS[1], 'params', 'prompt_len', 'committed_len')
+return {0, state[1], state[2], state[3], redis.call('GET', KEYS[2]) or ''}
+"""
+
+
 def owner_epoch(now_ms: int) -> int:
     """The epoch an owner that starts at this Unix time in milliseconds begins with."""
     return max(0, now_ms - _EPOCH_START_MS) << _OPENS_BITS
+
+
+def epoch_after(stored: int, own: int) -> int:
+    """The epoch of an owner that starts with `own` and takes over from one that got to `stored`.
+
+    Not `stored + 1`: the other may yet open the request anew, which counts its own epoch up.
+    """
+    return max(own, ((stored >> _OPENS_BITS) + 1) << _OPENS_BITS)
 
 
 def epoch_text(epoch: int) -> str:
@@ -144,6 +163,21 @@ def params_text(request: GenerationRequest) -> str:
             "stop_token_ids": sorted(stop.stop_token_ids),
         }
     )
+
+
+def request_of(request_id: str, params: str | bytes, prompt: Sequence[int]) -> GenerationRequest:
+    """The inverse.
+
+    Raises:
+        ValueError: the text is not what `params_text` writes.
+    """
+    try:
+        fields = json.loads(params)
+        fields["acceptance"] = Acceptance(fields["acceptance"])
+        stop = StopParams(fields.pop("max_new_tokens"), frozenset(fields.pop("stop_token_ids")))
+        return GenerationRequest(request_id, tuple(prompt), SamplingParams(**fields), stop)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"parameters of another version: {error}") from error
 
 
 def finish_text(reason: FinishReason | None) -> str:

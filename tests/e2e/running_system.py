@@ -41,6 +41,11 @@ class System:
         """The processes that were started."""
         return psutil.Process(self.process.pid).children()
 
+    def log_of(self, name: str) -> str:
+        """What a process has logged."""
+        (path,) = self.runtime.rglob(f"{name}.log")
+        return path.read_text()
+
     def stream(self, prompt: str, **fields: object) -> Iterator[dict[str, object]]:
         """Chunks of a streamed chat completion; fails unless the stream has its end."""
         body = {"messages": [{"role": "user", "content": prompt}], "stream": True, **fields}
@@ -65,11 +70,11 @@ def text_of(chunk: dict) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
 
 
-def start_up(runtime: Path, *arguments: str) -> System:
+def start_up(runtime: Path, *arguments: str, more_config: str = "") -> System:
     """Start the command; `wait_ready` or `wait_end` follows."""
     port = _free_port()
     config = runtime.parent / "dspark.toml"
-    config.write_text(CONFIG)
+    config.write_text(CONFIG + more_config)
     runtime.mkdir(exist_ok=True)
     env = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "DSPARK_CACHE": str(runtime.parent / "cache")}
     command = [sys.executable, "-m", "dspark.cli.main", "up", "--port", str(port), "--config", str(config)]

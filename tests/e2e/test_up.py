@@ -98,6 +98,29 @@ def test_a_stream_outlives_the_death_of_an_engine(system, plain, module):
     assert text == plain(PROMPTS[1], 300)
 
 
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.9, "seed": 7}])
+def test_a_stream_outlives_the_death_of_the_scheduler_with_the_text_it_would_have_had(system, sampling):
+    whole = system.answer(PROMPTS[2], max_tokens=600, **sampling)
+    num_resumed = system.log_of("gateway").count("to be resumed")
+    chunks = system.stream(PROMPTS[2], max_tokens=600, **sampling)
+    text = ""
+    while len(text) < 20:
+        text += text_of(next(chunks))
+    os.kill(system.pid_of("services.scheduler"), signal.SIGKILL)
+    text += "".join(map(text_of, chunks))
+    assert text == whole
+    assert system.log_of("gateway").count("to be resumed") == num_resumed + 1
+
+
+def test_a_misspelt_key_of_the_configuration_is_named_with_the_nearest_one(folder, target):
+    runtime = folder / "run5"
+    system = start_up(runtime, "--target", str(target), more_config='[settings.scheduler]\npolcy = "off"')
+    code, errors = wait_end(system)
+    assert code == 78
+    assert "there is no setting polcy" in errors
+    assert errors.endswith("the nearest one is policy\n")
+
+
 def test_a_drafter_of_another_target_is_told_and_nothing_is_left(folder, target):
     other = write_target(folder / "other", hidden_size=32)
     foreign = write_drafter(folder / "foreign", target)

@@ -128,8 +128,10 @@ async def verifier_service(
 
 
 @asynccontextmanager
-async def scheduler_service(submit: Any, describe: Any, address: str) -> AsyncIterator[SchedulerServicer]:
-    servicer = SchedulerServicer(submit, describe)
+async def scheduler_service(
+    submit: Any, describe: Any, address: str, *, resume: Any = None
+) -> AsyncIterator[SchedulerServicer]:
+    servicer = SchedulerServicer(submit, resume, describe)
     async with served(
         SCHEDULER_NAME, address, lambda server: add_SchedulerServiceServicer_to_server(servicer, server)
     ):

@@ -47,7 +47,7 @@ async def scheduler(backend: FakeBackend, address: str) -> AsyncIterator[None]:
     """The scheduler's real server and servicer around a script."""
     server = ServiceServer(SERVICE_NAME, address)
     await server.start()
-    servicer = SchedulerServicer(backend.generate, lambda: INFO)
+    servicer = SchedulerServicer(backend.generate, backend.resume, lambda: INFO)
     await server.attach(lambda handlers: add_SchedulerServiceServicer_to_server(servicer, handlers))
     try:
         yield

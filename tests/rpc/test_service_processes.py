@@ -52,6 +52,12 @@ def test_wrong_settings_end_the_process_with_one_sentence() -> None:
     )
 
 
+def test_a_misspelt_setting_ends_the_process_with_one_sentence() -> None:
+    code, last_line = run_to_end("scheduler", LISTEN="unix:s", VERIFIER_ADDRESS="unix:v", POLIZY="off")
+    assert code == os.EX_CONFIG
+    assert last_line == "there is no setting polizy (SCHEDULER_POLIZY); the nearest one is policy"
+
+
 @pytest.mark.parametrize("service", ["drafter", "verifier"])
 def test_a_model_that_is_not_there_ends_the_process_with_one_sentence(service: str, tmp_path: Path) -> None:
     address = socket_address(tmp_path, "x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -217,7 +217,10 @@ async def test_a_stop_lets_a_running_call_end_and_refuses_new_ones(address: str)
         await release.wait()
         yield TokenDelta(request.request_id, 7, (), finish_reason=FinishReason.STOP)
 
-    servicer = SchedulerServicer(submit, info)
+    async def resume(request_id: str, received: Sequence[int]) -> AsyncIterator[TokenDelta]:
+        yield TokenDelta(request_id, len(received), ())
+
+    servicer = SchedulerServicer(submit, resume, info)
     server = ServiceServer(SCHEDULER_NAME, address)
     await server.start()
     await server.attach(lambda handlers: add_SchedulerServiceServicer_to_server(servicer, handlers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,13 @@ import pytest
 
 from dspark.api.v1 import scheduler_pb2_grpc, verifier_pb2_grpc
 from dspark.decoding.types import FinishReason, GenerationRequest, PrefillItem, StepResult, TokenDelta
-from dspark.errors import DeadlineError, EngineError, InvalidRequestError, ServiceUnavailableError
+from dspark.errors import (
+    DeadlineError,
+    EngineError,
+    InvalidRequestError,
+    PeerLostError,
+    ServiceUnavailableError,
+)
 from dspark.rounds.local import LocalVerifier
 from services.runtime.channel import open_channel
 from services.scheduler import wire as scheduler_wire
@@ -227,13 +233,33 @@ async def test_a_lost_scheduler_ends_its_requests_and_a_new_one_is_found(address
         client = SchedulerClient(channel)
         async with scheduler_service(script.submit, info, address):
             lost = await start(client, script, "lost")
-        with pytest.raises(ServiceUnavailableError):
+        with pytest.raises(PeerLostError):
             await lost
         async with scheduler_service(script.submit, info, address):
             await until_answered(client)
             found = await start(client, script, "found")
             script.say("found", 0, 5, finish=FinishReason.STOP)
             assert await found == [5]
+
+
+async def test_a_scheduler_that_never_took_the_request_is_not_told_as_lost(address: str) -> None:
+    async with open_channel(address) as channel:
+        with pytest.raises(ServiceUnavailableError) as caught:
+            await read_all(SchedulerClient(channel), "r")
+    assert type(caught.value) is ServiceUnavailableError
+
+
+async def test_a_resumption_says_which_request_and_how_far_the_caller_has_it(address: str) -> None:
+    async def resume(request_id: str, received: Sequence[int]) -> AsyncIterator[TokenDelta]:
+        yield TokenDelta(request_id, len(received), (*received, 9), finish_reason=FinishReason.STOP)
+
+    script = Script()
+    async with (
+        scheduler_service(script.submit, info, address, resume=resume),
+        open_channel(address) as channel,
+    ):
+        (delta,) = [delta async for delta in SchedulerClient(channel).resume("r", [4, 5])]
+    assert (delta.request_id, delta.start, delta.token_ids) == ("r", 2, (4, 5, 9))
 
 
 async def until_answered(client: SchedulerClient) -> None:

@@ -46,8 +46,8 @@ def server(tmp_path: Path) -> Iterator[StoreServer]:
 
 
 @asynccontextmanager
-async def store_on(server: StoreServer, *, epoch: int = OWNER, **options):
-    store = RedisStore(open_store_client(server.url), epoch=epoch, now=time.monotonic, **options)
+async def store_on(server: StoreServer, **options):
+    store = RedisStore(open_store_client(server.url), now=time.monotonic, **options)
     async with running(store.run()):
         try:
             yield store
@@ -169,7 +169,7 @@ async def test_a_request_is_kept_from_its_prompt_to_its_end(server: StoreServer)
     state = state_of(server)
     assert tokens_of(server) == (*PROMPT, 10, 11, 12)
     assert (state["phase"], state["finish_reason"], state["prompt_len"]) == ("finished", "stop", "3")
-    assert state["epoch"] == epoch_text(OWNER + 2)
+    assert state["epoch"] == epoch_text(2)
     params = json.loads(state["params"])
     assert (params["acceptance"], params["max_new_tokens"], params["stop_token_ids"]) == ("greedy", 20, [7])
     assert events_of(server) == [("2-0", 0, (10, 11)), ("3-0", 2, (12,)), ("3-1", -1, ())]
@@ -218,19 +218,17 @@ async def test_a_round_is_one_pipeline(server: StoreServer) -> None:
 
 async def test_another_owner_takes_a_request_over(server: StoreServer) -> None:
     lost: list[str] = []
-    async with (
-        store_on(server, on_stale=lost.append) as first,
-        store_on(server, epoch=OWNER + 2**20) as second,
-    ):
+    async with store_on(server) as first, store_on(server) as second:
+        first.watch(lost.append)
         request = greedy_request("r", PROMPT)
-        first.create(request, 1)
+        first.create(request, OWNER + 1)
         await until(lambda: bool(state_of(server)))
-        second.create(request, 1)
+        second.create(request, LATER + 1)
         await until(lambda: state_of(server)["epoch"] == epoch_text(LATER + 1))
-        first.commit("r", 1, 0, (10,))
+        first.commit("r", OWNER + 1, 0, (10,))
         await until(lambda: lost == ["r"])
-        first.commit("r", 1, 1, (11,))
-        second.commit("r", 1, 0, (20,))
+        first.commit("r", OWNER + 1, 1, (11,))
+        second.commit("r", LATER + 1, 0, (20,))
     assert tokens_of(server) == (*PROMPT, 20)
     assert first.stats.num_stale == 1
 

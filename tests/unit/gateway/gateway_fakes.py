@@ -11,6 +11,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from dspark.decoding.types import FinishReason, GenerationRequest, RoundStats, TokenDelta, TokenLogprobs
+from gateway.backend import GenerationBackend
 from gateway.edge import Edge, EdgeOptions, SchedulerView, ServedModel
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import TextTokenizer
@@ -119,6 +120,9 @@ class FakeBackend:
             self.num_open -= 1
             self.closed.set()
 
+    def resume(self, request_id: str, received: Sequence[int]) -> AsyncIterator[TokenDelta]:
+        raise NotImplementedError("this script has one scheduler only")
+
     async def all_closed(self) -> None:
         """Wait until no stream is open."""
         while self.num_open > 0:
@@ -169,7 +173,7 @@ def says(text: str, *runs: int, finish: FinishReason = FinishReason.STOP) -> Scr
     return script
 
 
-def make_edge(backend: FakeBackend, **options: float) -> Edge:
+def make_edge(backend: GenerationBackend, **options: float) -> Edge:
     tokenizer = TextTokenizer(byte_tokenizer())
     model = ServedModel(
         name="tiny",

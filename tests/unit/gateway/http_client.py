@@ -8,17 +8,20 @@ from typing import Any
 import httpx
 
 from gateway.app import create_app
-from tests.unit.gateway.gateway_fakes import FakeBackend, make_edge
+from gateway.backend import GenerationBackend
+from tests.unit.gateway.gateway_fakes import make_edge
 
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-def client_of(backend: FakeBackend, **options: float) -> httpx.AsyncClient:
+def client_of(backend: GenerationBackend, **options: float) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(create_app(make_edge(backend, **options)))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", trust_env=False)
 
 
-async def ask(backend: FakeBackend, path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
+async def ask(
+    backend: GenerationBackend, path: str = "/v1/chat/completions", **fields: Any
+) -> httpx.Response:
     body = {"messages": HELLO, **fields} if path.endswith("chat/completions") else fields
     async with client_of(backend) as client:
         return await client.post(path, json=body)

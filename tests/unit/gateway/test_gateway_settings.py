@@ -18,6 +18,12 @@ def test_a_wrong_or_missing_setting_is_named(monkeypatch: pytest.MonkeyPatch) ->
         read_settings()
 
 
+def test_a_misspelt_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEWAY_PATIENCE", "1")
+    with pytest.raises(ConfigurationError, match=r"patience \(GATEWAY_PATIENCE\).*nearest.*patience_s"):
+        read_settings()
+
+
 def test_the_model_is_called_by_its_directory_unless_it_is_named(tmp_path: Path) -> None:
     settings = GatewaySettings(target=tmp_path / "SmolLM2")
     assert settings.served_name == "SmolLM2"

@@ -18,15 +18,18 @@ from tests.fakes import FakeClock, FakeDrafter, FakeStore, FakeVerifier
 class Rig:
     """A loop and its fakes."""
 
-    def __init__(self, *, verifier=None, has_drafter=True, planner=None, **config) -> None:
+    def __init__(
+        self, *, verifier=None, has_drafter=True, planner=None, store=None, epoch=0, **config
+    ) -> None:
         self.verifier = verifier or FakeVerifier()
         self.drafter = FakeDrafter(self.verifier) if has_drafter else None
-        self.store, self.clock = FakeStore(), FakeClock()
+        self.store, self.clock = store or FakeStore(), FakeClock()
         self.loop = RoundLoop(
             self.drafter,
             self.verifier,
             planner=planner or FixedPlanner(4),
             store=self.store,
+            epoch=epoch,
             config=LoopConfig(**config),
             clock=self.clock,
         )

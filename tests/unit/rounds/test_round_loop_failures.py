@@ -14,6 +14,7 @@ from dspark.errors import (
     DeadlineError,
     EngineError,
     ModelMismatchError,
+    PeerLostError,
     ServiceUnavailableError,
 )
 from tests.fakes import FakeVerifier, continuation, greedy_request
@@ -233,7 +234,7 @@ async def test_a_loop_that_stops_ends_its_streams_and_frees_their_pages():
     async with rig.running() as loop:
         stream = loop.submit(greedy_request("a", max_new_tokens=300))
         await anext(stream)
-    with pytest.raises(ServiceUnavailableError, match="scheduler stopped"):
+    with pytest.raises(PeerLostError, match="scheduler stopped"):
         await read(rest_of(stream, 1))
     assert rig.verifier.held == {}
     assert rig.drafter.closed == {"a"}

@@ -12,11 +12,12 @@ import pytest
 from dspark.decoding.types import Acceptance, DrafterInfo, DraftRequest, FeatureBatch, SamplingParams
 from dspark.engine.threads import quiet_thread_variables
 from dspark.errors import ConfigurationError, ModelMismatchError
+from gateway.settings import GatewaySettings
 from services.drafter.arrivals import FeatureArrivals
 from services.drafter.settings import DrafterSettings
 from services.runtime.channel import check_address
 from services.runtime.idle import IdleRequests
-from services.runtime.settings import read_settings
+from services.runtime.settings import check_names, read_settings
 from services.scheduler.breaker import CircuitBreaker
 from services.scheduler.settings import SchedulerSettings
 from services.verifier.pairing import TargetShape, check_sizes, layer_check, read_shape
@@ -60,6 +61,30 @@ def test_the_password_of_the_store_is_not_printed(monkeypatch: pytest.MonkeyPatc
     settings = read_settings(SchedulerSettings)
     assert "geheim" not in settings.describe()
     assert settings.redis_url.get_secret_value().startswith("redis://:geheim@")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "nearest"),
+    [
+        (SchedulerSettings, "SCHEDULER_MAX_RUNING", "max_running"),
+        (SchedulerSettings, "scheduler_polcy", "policy"),
+        (VerifierSettings, "VERIFIER_POOL_TOKEN", "pool_tokens"),
+        (DrafterSettings, "DRAFTER_THREAD", "threads"),
+        (GatewaySettings, "GATEWAY_KEEPALIVE_S", "keep_alive_s"),
+    ],
+)
+def test_a_misspelt_setting_is_refused_with_the_nearest_one(kind, name: str, nearest: str) -> None:
+    key = name.lower().partition("_")[2]
+    with pytest.raises(ConfigurationError) as caught:
+        check_names(kind, [name, "PATH"])
+    assert str(caught.value) == f"there is no setting {key} ({name}); the nearest one is {nearest}"
+
+
+def test_every_setting_and_what_kubernetes_sets_for_services_is_accepted() -> None:
+    links = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT", "PORT_50051_TCP_ADDR")
+    for kind in (SchedulerSettings, VerifierSettings, DrafterSettings, GatewaySettings):
+        prefix = str(kind.model_config["env_prefix"])
+        check_names(kind, [prefix + name.upper() for name in (*kind.model_fields, *links)])
 
 
 def test_settings_cannot_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
