@@ -52,6 +52,10 @@ class ContextTable:
     def __len__(self) -> int:
         return len(self._contexts)
 
+    def held(self) -> list[DraftContext]:
+        """All contexts."""
+        return list(self._contexts.values())
+
     def push(self, batch: FeatureBatch) -> None:
         """Take features; an older epoch is dropped, a newer one or a gap starts the context anew."""
         rows = torch.from_numpy(batch.features)

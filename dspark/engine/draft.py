@@ -112,6 +112,22 @@ class DraftEngine:
         """Take target features of committed tokens."""
         self._contexts.push(batch)
 
+    @torch.inference_mode()
+    def absorb(self) -> None:
+        """Turn features that have arrived into keys and values, as far as there are free pages.
+
+        A draft does the same for its requests, but then somebody is waiting for it.
+        """
+        held = self._contexts.held()
+        waiting = [context for context in held if context.pending]
+        self._ingest(
+            [
+                context
+                for context in waiting
+                if self._contexts.reserve(context, context.num_computed + context.num_pending, held)
+            ]
+        )
+
     def is_ready(self, request: DraftRequest) -> bool:
         """Whether all features before the anchor have arrived."""
         return self._contexts.ready(request) is not None

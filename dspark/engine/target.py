@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dspark.cache import default_cache_dir
 from dspark.decoding.acceptance import Verdict, accept_batch
+from dspark.decoding.sampling import argmax_with_margin
 from dspark.decoding.types import (
     FeatureBatch,
     OpenRequest,
@@ -53,6 +54,7 @@ class TargetEngine:
         self._target = target
         self._pool = pool
         self._has_taps = has_taps
+        self._find_best = pool.kernels.best_two if pool.kernels is not None else argmax_with_margin
         self.info = info or describe(target, pool)
         self._limits = Limits(self.info.max_context_len, self.info.vocab_size)
         self._table = RequestTable(pool, self._limits)
@@ -121,7 +123,8 @@ class TargetEngine:
                 return [], taps
             if len(rows) != hidden.shape[0]:
                 hidden = hidden[torch.tensor(rows, device=hidden.device)]
-            return accept_batch(self._target.forward.logits(hidden), batch.judgements()), taps
+            logits = self._target.forward.logits(hidden)
+            return accept_batch(logits, batch.judgements(), find_best=self._find_best), taps
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             raise EngineError(f"the target failed on a step of {batch.num_rows} tokens: {error}") from error
 

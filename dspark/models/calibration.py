@@ -70,5 +70,7 @@ class Calibration:
         is_greedy: npt.NDArray[np.bool_],  # [R]
     ) -> npt.NDArray[np.float32]:
         """Calibrated conditional confidences [R, G']."""
+        if is_greedy.all():
+            return self.greedy.apply(logits).astype(np.float32)
         chosen = np.where(is_greedy[:, None], self.greedy.apply(logits), self.sampling.apply(logits))
         return chosen.astype(np.float32)

@@ -39,6 +39,10 @@ class DraftEngine(Protocol):
         """Take features of committed tokens."""
         ...
 
+    def absorb(self) -> None:
+        """Work on the features that have arrived, before a draft needs them."""
+        ...
+
     def draft(self, requests: Sequence[DraftRequest], /) -> Sequence[DraftBlock]:
         """Propose a block for each request that is ready."""
         ...
@@ -130,6 +134,7 @@ class LocalDrafter:
     def _push_all(self, batches: Sequence[FeatureBatch]) -> None:
         for batch in batches:
             self._engine.push(batch)
+        self._engine.absorb()
 
 
 class LocalVerifier:

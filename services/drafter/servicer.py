@@ -128,6 +128,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     def _push(self, batches: Sequence[FeatureBatch]) -> None:
         for batch in batches:
             self._engine.push(batch)
+        self._engine.absorb()
 
 
 async def _is_set_by(event: asyncio.Event, deadline: float) -> bool:

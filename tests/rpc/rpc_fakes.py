@@ -53,6 +53,9 @@ class FakeDraftEngine(FakeDrafter):
         # called in the engine's thread before each draft
         self.on_draft: Callable[[], None] = lambda: None
 
+    def absorb(self) -> None:
+        pass
+
     def push(self, batch: FeatureBatch) -> None:
         if self.push_error is not None:
             raise self.push_error

@@ -1,4 +1,5 @@
 // The C ABI of the kernels: dtype 0 is float, 1 is bfloat16. Arguments are checked by the caller.
+#include "argmax.h"
 #include "decoder.h"
 #include "markov.h"
 
@@ -27,6 +28,10 @@ void dspark_add_norm(int dtype, const NormArgs* args) {
 
 void dspark_silu_mul(int dtype, const GateArgs* args) {
   dtype ? silu_mul<BFloat16>(*args) : silu_mul<float>(*args);
+}
+
+void dspark_best_two(int dtype, const BestTwoArgs* args) {
+  dtype ? best_two<BFloat16>(*args) : best_two<float>(*args);
 }
 
 // Whether matmul works on this machine; asks the kernel for AMX, so call it once before.

@@ -63,6 +63,14 @@ class _MatmulArgs(ctypes.Structure):
     )
 
 
+class _BestTwoArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("rows", "places", "best", "second")),
+        *((name, _int64) for name in ("num_rows", "width")),
+        ("num_threads", _int32),
+    )
+
+
 class _PackArgs(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("weight", "packed")),
@@ -113,10 +121,11 @@ class NativeKernels:
         self._write_pages = handle.dspark_write_pages
         self._add_norm = handle.dspark_add_norm
         self._silu_mul = handle.dspark_silu_mul
+        self._best_two = handle.dspark_best_two
         self._matmul = self.function("dspark_matmul")
         self._pack_weight = self.function("dspark_pack_weight")
         self._advise_huge = handle.dspark_advise_huge
-        for function in (self._attend, self._write_pages, self._add_norm, self._silu_mul):
+        for function in (self._attend, self._write_pages, self._add_norm, self._silu_mul, self._best_two):
             function.argtypes = (ctypes.c_int, _pointer)
             function.restype = None
         self._advise_huge.argtypes = (_pointer, ctypes.c_size_t)
@@ -264,6 +273,17 @@ class NativeKernels:
         args = _GateArgs(gate_up.data_ptr(), out.data_ptr(), num_rows, width // 2, torch.get_num_threads())
         self._silu_mul(_DTYPES[gate_up.dtype], ctypes.byref(args))
         return out
+
+    def best_two(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The lowest id of the greatest logit of each row [T, V], that logit, and the second greatest."""
+        num_rows, width = rows.shape
+        rows = rows.contiguous()
+        places = torch.empty(num_rows, dtype=torch.int64)
+        best, second = torch.empty(num_rows), torch.empty(num_rows)
+        pointers = (one.data_ptr() for one in (rows, places, best, second))
+        args = _BestTwoArgs(*pointers, num_rows, width, torch.get_num_threads())
+        self._best_two(_DTYPES[rows.dtype], ctypes.byref(args))
+        return places, best, second
 
 
 def _set_transform(args: _AttentionArgs, transform: HeadTransform | None) -> None:

@@ -110,6 +110,28 @@ def test_requests_drafted_together_get_the_blocks_they_get_alone() -> None:
     assert {block.request_id: list(block.token_ids) for block in blocks} == alone
 
 
+def test_features_absorbed_before_a_draft_give_the_block_they_give_at_the_draft() -> None:
+    rows = features(40)
+    early, late = make_engine(), make_engine()
+    for start, stop in ((0, 17), (17, 40)):
+        early.push(FeatureBatch("a", 1, start, rows[start:stop]))
+        early.absorb()
+        late.push(FeatureBatch("a", 1, start, rows[start:stop]))
+    (mine,), (other,) = early.draft([request(41)]), late.draft([request(41)])
+    assert list(mine.token_ids) == list(other.token_ids)
+
+
+def test_features_that_find_no_free_page_wait_for_the_draft_that_may_evict() -> None:
+    engine = make_engine(num_pages=4)
+    engine.push(FeatureBatch("idle", 1, 0, features(30)))
+    engine.absorb()
+    engine.push(FeatureBatch("b", 1, 0, features(40)))
+    engine.absorb()
+    assert engine.is_ready(request(31, name="idle"))
+    assert len(engine.draft([request(41, name="b")])) == 1
+    assert not engine.is_ready(request(31, name="idle"))
+
+
 def test_a_request_whose_features_are_missing_is_left_out() -> None:
     engine = make_engine()
     engine.push(FeatureBatch("a", 1, 0, features(10)))

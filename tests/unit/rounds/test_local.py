@@ -50,6 +50,9 @@ class DraftEngine(RecordingEngine):
     def push(self, batch):
         self._note(f"push {batch.request_id}")
 
+    def absorb(self):
+        self._note("absorb")
+
     def draft(self, requests):
         self._note("draft")
         return []
@@ -92,7 +95,7 @@ async def test_features_of_a_step_are_in_place_before_the_next_draft(pair):
         result = await verifier.step([PrefillItem("a", 1, 2)])
         await drafter.draft([REQUEST])
     assert result.batch_tokens == 1
-    assert engine.calls == ["push a", "draft"] * 20
+    assert engine.calls == ["push a", "absorb", "draft"] * 20
     assert len(engine.threads) == 1
     assert threading.current_thread().name not in engine.threads
 
