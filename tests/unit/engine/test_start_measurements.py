@@ -19,7 +19,7 @@ def test_the_cost_of_a_step_is_measured_at_every_size_that_fits(tiny_llama: Path
     bench = Bench(tiny_llama, torch.float32, cache_dir)
     points = measure_step_cost(bench.target, bench.pool)
     # 1024 tokens are 64 pages, 16 for each request of eight rows.
-    assert [size for size, _ in points] == [1, 2, 4, 8, 16, 32]
+    assert [size for size, _ in points] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
     assert all(seconds > 0 for _, seconds in points)
     assert bench.pool.num_free == bench.pool.num_pages
 
@@ -94,5 +94,5 @@ def test_a_loaded_engine_describes_itself(tiny_llama: Path, cache_dir: Path) -> 
     assert (info.page_size, info.num_pages, info.max_context_len) == (16, 256, 256)
     assert info.dtype in ("bfloat16", "float32")
     assert info.dtype in engine.dtype_reason
-    assert [size for size, _ in info.step_cost][:3] == [1, 2, 4]
+    assert [size for size, _ in info.step_cost][:3] == [1, 2, 3]
     assert engine.num_free_pages == 256
