@@ -29,6 +29,8 @@ class DraftContext:
     # rows that arrived since, each [t, L*H]
     pending: list[Tensor] = field(default_factory=list)
     last_used: int = 0
+    # drafted for since features were last absorbed: the next draft will most likely want them
+    is_in_use: bool = False
 
     @property
     def num_pending(self) -> int:

@@ -115,10 +115,13 @@ class DraftEngine:
     def absorb(self) -> None:
         """Turn features that have arrived into keys and values, as far as there are free pages.
 
-        A draft does the same for its requests, but then somebody is waiting for it.
+        A draft does the same for its requests, but then somebody is waiting for it. Requests that were not
+        drafted for lately are left alone: while drafting pauses their features may never be needed.
         """
         held = self._contexts.held()
-        waiting = [context for context in held if context.pending]
+        waiting = [context for context in held if context.pending and context.is_in_use]
+        for context in waiting:
+            context.is_in_use = False
         self._ingest(
             [
                 context
@@ -163,6 +166,8 @@ class DraftEngine:
         if not fitting:
             return []
         contexts = [context for _, context in fitting]
+        for context in contexts:
+            context.is_in_use = True
         self._ingest(contexts)
         asked = [one for one, _ in fitting]
         slots = BlockSlots.of([min(one.max_drafts, self._config.gamma) for one in asked])

@@ -113,23 +113,39 @@ def test_requests_drafted_together_get_the_blocks_they_get_alone() -> None:
 def test_features_absorbed_before_a_draft_give_the_block_they_give_at_the_draft() -> None:
     rows = features(40)
     early, late = make_engine(), make_engine()
-    for start, stop in ((0, 17), (17, 40)):
-        early.push(FeatureBatch("a", 1, start, rows[start:stop]))
-        early.absorb()
-        late.push(FeatureBatch("a", 1, start, rows[start:stop]))
+    for engine in (early, late):
+        engine.push(FeatureBatch("a", 1, 0, rows[:17]))
+        engine.draft([request(18)])
+        engine.push(FeatureBatch("a", 1, 17, rows[17:]))
+    early.absorb()
+    assert early._contexts.held()[0].num_pending == 0
+    assert late._contexts.held()[0].num_pending == 23
     (mine,), (other,) = early.draft([request(41)]), late.draft([request(41)])
     assert list(mine.token_ids) == list(other.token_ids)
 
 
+def test_nothing_is_absorbed_for_requests_that_are_not_drafted_for() -> None:
+    engine, rows = make_engine(), features(40)
+    engine.push(FeatureBatch("a", 1, 0, rows[:17]))
+    engine.absorb()
+    assert engine._contexts.held()[0].num_pending == 17
+    engine.draft([request(18)])
+    for start in (17, 20):
+        engine.push(FeatureBatch("a", 1, start, rows[start : start + 3]))
+        engine.absorb()
+    assert engine._contexts.held()[0].num_pending == 3
+
+
 def test_features_that_find_no_free_page_wait_for_the_draft_that_may_evict() -> None:
-    engine = make_engine(num_pages=4)
-    engine.push(FeatureBatch("idle", 1, 0, features(30)))
+    engine, rows = make_engine(num_pages=4), features(40)
+    for name in ("idle", "b"):
+        engine.push(FeatureBatch(name, 1, 0, rows[:20]))
+        engine.draft([request(21, name=name)])
+    engine.push(FeatureBatch("b", 1, 20, rows[20:]))
     engine.absorb()
-    engine.push(FeatureBatch("b", 1, 0, features(40)))
-    engine.absorb()
-    assert engine.is_ready(request(31, name="idle"))
+    assert engine.is_ready(request(21, name="idle"))
     assert len(engine.draft([request(41, name="b")])) == 1
-    assert not engine.is_ready(request(31, name="idle"))
+    assert not engine.is_ready(request(21, name="idle"))
 
 
 def test_a_request_whose_features_are_missing_is_left_out() -> None:
