@@ -71,7 +71,7 @@ class Trainer:
         ]
         self._base_lrs = [config.muon_lr, config.adamw_lr]
         self._fused = load_fused_loss(drafter.config.num_draft_tokens)
-        self._step, self._blocks, self._elapsed_s = 0, 0, 0.0
+        self._step, self._blocks, self._elapsed_s, self._evaluation_s = 0, 0, 0.0, 0.0
 
     @property
     def state_path(self) -> Path:
@@ -103,7 +103,8 @@ class Trainer:
             losses.append(self._train_step(batches, self._elapsed_s / budget_s))
             now = time.monotonic()
             self._elapsed_s += now - started
-            if now - last_report > 60:
+            # held-out figures once a minute, less often where that would take a twentieth of the time
+            if now - last_report > max(60.0, 20 * self._evaluation_s):
                 rate = (self._blocks - reported_blocks) / (now - last_report)
                 self._report(report, losses, rate)
                 losses, last_report, reported_blocks = [], time.monotonic(), self._blocks
@@ -144,6 +145,7 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Held-out metrics under teacher forcing."""
+        started = time.monotonic()
         greedy, sampled, first, losses = [], [], [], []
         for batch in self._held_out:
             loss, scores = self._run(batch)
@@ -151,6 +153,7 @@ class Trainer:
             sampled.append(mean_committed(scores.overlap, scores.is_valid))
             first.append(float(scores.agree[:, 0].mean()))
             losses.append(float(loss))
+        self._evaluation_s = time.monotonic() - started
         return {
             "held_out_loss": float(np.mean(losses)),
             "mean_committed_greedy": float(np.mean(greedy)),
