@@ -45,7 +45,12 @@ def add_parser(subparsers: Any) -> None:
     shape.add_argument("--draft-vocab", type=int, default=8192, help="draft vocabulary; 0: the target's")
     run = parser.add_argument_group("run")
     run.add_argument("--hours", type=float, default=1.0, help="wall-clock budget of the training stage")
-    run.add_argument("--lr", type=float, default=2e-3, help="learning rate of the weight matrices (Muon)")
+    run.add_argument(
+        "--lr",
+        type=float,
+        default=2e-3,
+        help="learning rate of the weight matrices (Muon); the rest: 3/4 of it",
+    )
     run.add_argument("--batch", type=int, default=16, help="samples per step")
     run.add_argument("--anchors", type=int, default=32, help="blocks per sample and step")
     run.add_argument("--tv", type=float, default=1.0, help="weight of the total-variation loss")

@@ -18,7 +18,7 @@ class BlockAttention:
         contexts: list[tuple[Tensor, Tensor]],  # per layer keys and values, each [B*T, Hkv, D]
         anchors: Tensor,  # [B, A]
         gamma: int,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype,
     ) -> None:
         self._batch, self._num_anchors = anchors.shape
         self._gamma, self._dtype = gamma, dtype

@@ -41,8 +41,7 @@ def calibrate(drafter: DSparkDrafter, held_out: Sequence[BlockBatch]) -> Calibra
     """
     logits, greedy, sampling = [], [], []
     for batch in held_out:
-        with torch.autocast("cpu", torch.bfloat16):
-            _, scores = run_blocks(drafter, batch, LossWeights(), decay=4.0)
+        _, scores = run_blocks(drafter, batch, LossWeights(), decay=4.0)
         rows = scores.is_valid.all(-1)
         logits.append(scores.confidence_logits[rows].numpy())
         greedy.append(torch.cumprod(scores.agree[rows], -1).numpy())

@@ -21,7 +21,7 @@ class _LossArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("value", "overlap")),
         *((name, ctypes.c_int64) for name in ("num_rows", "vocab")),
         *((name, ctypes.c_float) for name in ("hard", "soft", "tv")),
-        ("num_threads", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("is_float32", "num_threads")),
     )
 
 
@@ -35,8 +35,8 @@ class FusedLoss:
 
     def run(
         self,
-        logits: Tensor,  # [n, Vd] bfloat16; becomes the weighted gradient
-        target_logits: Tensor,  # [n, Vd] bfloat16
+        logits: Tensor,  # [n, Vd] bfloat16 or float32; becomes the weighted gradient
+        target_logits: Tensor,  # [n, Vd] of the same dtype
         teacher: tuple[Tensor, Tensor],  # log_norm [n] float32, labels [n] int64
         weights: Tensor,  # [n] float32
         coefficients: tuple[float, float, float],  # hard, soft, tv
@@ -46,7 +46,8 @@ class FusedLoss:
         num_rows, vocab = logits.shape
         assert logits.is_contiguous(), "logits must be contiguous"
         assert target_logits.is_contiguous(), "target logits must be contiguous"
-        assert logits.dtype == target_logits.dtype == torch.bfloat16, (logits.dtype, target_logits.dtype)
+        assert logits.dtype == target_logits.dtype, (logits.dtype, target_logits.dtype)
+        assert logits.dtype in (torch.bfloat16, torch.float32), logits.dtype
         value, overlap = torch.empty(num_rows), torch.empty(num_rows)
         inputs = (logits, target_logits, log_norm.contiguous(), labels.contiguous(), weights.contiguous())
         args = _LossArgs(
@@ -54,6 +55,7 @@ class FusedLoss:
             num_rows,
             vocab,
             *coefficients,
+            logits.dtype == torch.float32,
             torch.get_num_threads(),
         )
         self._run(ctypes.byref(args))

@@ -28,24 +28,31 @@ from dspark.training.responses import chat_prompt_ids, read_rows
 _NO_DRAFTS = np.empty(0, dtype=np.int32)
 # Shares of the temperatures at which responses are made: serving meets them all, greedy most.
 TEMPERATURES = ((0.0, 0.4), (0.3, 0.2), (0.7, 0.2), (1.0, 0.2))
-# What an invented user turn may begin with; the empty lead leaves the choice to the target.
+# What an invented user turn may begin with; the empty lead leaves the choice to the target. Half ask for
+# code: the target itself asks for little of it, and it is what a drafter learns last.
 LEADS = (
     "",
-    "Solve",
     "Write a Python function",
+    "Solve",
+    "Write a Python program",
     "Explain",
+    "Complete this function and explain it:\n```python\ndef ",
     "How many",
     "Write a Python function that returns",
     "Write a",
-    "Complete this function and explain it:\n```python\ndef ",
-    "What is",
-    "Calculate",
     "Write a function to",
-    "Describe",
+    "What is",
     "Implement",
+    "Calculate",
+    "Solve this problem in Python:\n```python\ndef ",
+    "Describe",
+    "Write a Python class",
     "A shop sells",
+    "Fix this code:\n```python\n",
     "Give me",
+    "Write code",
     "Why",
+    "Given a list of",
 )
 
 

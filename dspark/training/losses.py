@@ -41,7 +41,7 @@ class Teacher:
     """What the target says about each position.
 
     Attributes:
-        last: [N, H] final hidden state, bfloat16.
+        last: [N, H] final hidden state, in the dtype of the output rows or in bfloat16.
         log_norm: [N] log-normaliser over the whole vocabulary.
         labels: [N] draft id of the token that followed, -1 where it is outside the draft vocabulary.
     """
@@ -107,7 +107,7 @@ class VocabularyLoss(torch.autograd.Function):
         hidden: Tensor,  # [N, H]
         embedded: Tensor,  # [N, rank]
         markov_w2: Tensor,  # [Vd, rank]
-        lm_head: Tensor,  # [Vd, H] bfloat16, frozen
+        lm_head: Tensor,  # [Vd, H] bfloat16 or float32, frozen; its dtype is that of all products
         teacher: Teacher,
         weights: Tensor,  # [N], summing to one
         loss: LossWeights,
@@ -122,7 +122,8 @@ class VocabularyLoss(torch.autograd.Function):
         total = torch.zeros(())
         for start in range(0, len(states), CHUNK):
             rows = slice(start, start + CHUNK)
-            logits, target_logits = states[rows] @ output.t(), teacher.last[rows] @ lm_head.t()
+            logits = states[rows] @ output.t()
+            target_logits = teacher.last[rows].to(lm_head.dtype) @ lm_head.t()
             if not ctx.needs_input_grad[0]:  # held-out metrics: argmaxes cost too much for every step
                 agree[rows] = (logits.argmax(-1) == target_logits.argmax(-1)).float()
             part = Teacher(target_logits, teacher.log_norm[rows], teacher.labels[rows])

@@ -46,38 +46,48 @@ def run_blocks(
     decay: float,
     fused: FusedLoss | None = None,
 ) -> tuple[Tensor, BlockScores]:
-    """Forward pass of training: the weighted loss, and the scores of every slot."""
+    """Forward pass of training: the weighted loss, and the scores of every slot.
+
+    Computes in the dtype of the drafter's frozen rows, with parameters in float32.
+    """
+    dtype = drafter.lm_head.dtype
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        hidden, embedded = _block_states(drafter, batch, dtype)
+        is_valid = batch.is_valid.reshape(-1, drafter.config.gamma)
+        weights = position_weights(is_valid, decay).reshape(-1)
+        value, overlap, agree = VocabularyLoss.apply(  # type: ignore[no-untyped-call]
+            hidden,
+            embedded,
+            drafter.markov_head.markov_w2.weight,
+            drafter.lm_head,
+            batch.teacher,
+            weights,
+            loss,
+            fused,
+        )
+        confidence = torch.zeros(len(weights))
+        if drafter.confidence_head is not None:
+            confidence = drafter.confidence_head(hidden, embedded)
+            value = value + loss.confidence * confidence_loss(confidence, overlap, weights)
+    shape = is_valid.shape
+    scores = BlockScores(overlap.view(shape), agree.view(shape), confidence.detach().view(shape), is_valid)
+    return value, scores
+
+
+def _block_states(drafter: DSparkDrafter, batch: BlockBatch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Hidden states of all slots and the Markov embeddings of the true tokens before them, [N, ...] each."""
     gamma = drafter.config.gamma
     num_samples, width, _ = batch.features.shape
     backbone = drafter.backbone
     context_positions = torch.arange(width).repeat(num_samples)
-    context_states = backbone.fuse(batch.features.flatten(0, 1))
+    context_states = backbone.fuse(batch.features.flatten(0, 1).to(dtype))
     contexts = backbone.context_keys_values(context_states, context_positions)
     embeddings = drafter.block_embeddings(batch.tokens[:, :, 0].reshape(-1))
     positions = (batch.anchors[:, :, None] + torch.arange(gamma)).reshape(-1)
-    attend = BlockAttention(contexts, batch.anchors, gamma)
+    attend = BlockAttention(contexts, batch.anchors, gamma, dtype)
     hidden = backbone(embeddings.flatten(0, 1), positions, attend)
     # teacher forcing: the token before slot k is the true one
-    embedded = drafter.markov_head.embed(batch.tokens[:, :, :-1].reshape(-1))
-    is_valid = batch.is_valid.reshape(-1, gamma)
-    weights = position_weights(is_valid, decay).reshape(-1)
-    value, overlap, agree = VocabularyLoss.apply(  # type: ignore[no-untyped-call]
-        hidden,
-        embedded,
-        drafter.markov_head.markov_w2.weight,
-        drafter.lm_head,
-        batch.teacher,
-        weights,
-        loss,
-        fused,
-    )
-    confidence = torch.zeros(len(weights))
-    if drafter.confidence_head is not None:
-        confidence = drafter.confidence_head(hidden, embedded)
-        value = value + loss.confidence * confidence_loss(confidence, overlap, weights)
-    shape = (-1, gamma)
-    scores = BlockScores(overlap.view(shape), agree.view(shape), confidence.detach().view(shape), is_valid)
-    return value, scores
+    return hidden, drafter.markov_head.embed(batch.tokens[:, :, :-1].reshape(-1))
 
 
 def mean_committed(chance: Tensor, is_valid: Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dspark.decoding.types import FinishReason
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.target import TargetEngine, make_pool
 from dspark.errors import ConfigurationError
@@ -28,6 +29,7 @@ from dspark.training.generate import (
     response_jobs,
     write_rows,
 )
+from dspark.training.precision import set_training_dtype, training_dtype
 from dspark.training.responses import Sample, read_rows, to_samples
 from dspark.training.vocabulary import choose_draft_vocabulary, invert_vocabulary
 
@@ -60,17 +62,19 @@ class DataPlan:
 
 def generate_data(work: Path, engine: TargetEngine, tokenizer: Any, plan: DataPlan, report: Report) -> None:
     """Write `prompts.jsonl` (invented) and `responses.jsonl` into the work directory, resuming by id."""
-    generator = BatchGenerator(
-        engine, engine.info.eos_token_ids, max_new_tokens=plan.max_new_tokens, max_running=plan.batch
-    )
+
+    def generate(jobs: Iterator[Job], max_new_tokens: int) -> Iterator[tuple[Job, list[int], FinishReason]]:
+        stop = engine.info.eos_token_ids
+        return BatchGenerator(engine, stop, max_new_tokens=max_new_tokens, max_running=plan.batch).run(jobs)
+
     invented = work / "prompts.jsonl"
     if plan.num_self_prompts:
         jobs = prompt_jobs(tokenizer, plan.num_self_prompts, seed=plan.seed, skip=done_ids(invented))
         write_rows(
             invented,
-            generator.run(jobs),
+            generate(jobs, MAX_PROMPT_TOKENS),
             _prompt_row(tokenizer, engine),
-            _every(report, "prompts: {} written, {} tokens generated", 500),
+            _every(report, "prompts: {} written, {} tokens generated", 100),
         )
     prompts: list[dict[str, Any]] = []
     for path in (*plan.prompt_files, *((invented,) if invented.is_file() else ())):
@@ -79,7 +83,7 @@ def generate_data(work: Path, engine: TargetEngine, tokenizer: Any, plan: DataPl
     todo = response_jobs(prompts, tokenizer, seed=plan.seed, skip=done_ids(responses))
     write_rows(
         responses,
-        generator.run(todo),
+        generate(todo, plan.max_new_tokens),
         _response_row(tokenizer),
         _every(report, "responses: {} written, {} tokens generated", 200),
     )
@@ -89,7 +93,7 @@ def _prompt_row(
     tokenizer: Any, engine: TargetEngine
 ) -> Callable[[Job, list[int], Any], dict[str, Any] | None]:
     def to_row(job: Job, output: list[int], _reason: Any) -> dict[str, Any] | None:
-        if output[-1] not in engine.info.eos_token_ids or len(output) > MAX_PROMPT_TOKENS:
+        if output[-1] not in engine.info.eos_token_ids:
             return None
         text = (job.meta["lead"] + tokenizer.decode(output[:-1])).strip()
         return {"id": job.job_id, "prompt": text, "source": "self"} if len(text) >= MIN_PROMPT_CHARS else None
@@ -187,9 +191,7 @@ def new_drafter(
         init: drafter directory to start from.
     """
     if init is not None:
-        drafter = load_drafter(init, target).float()
-        drafter.lm_head, drafter.embed_tokens = drafter.lm_head.bfloat16(), drafter.embed_tokens.bfloat16()
-        return drafter.train(), float("nan")
+        return set_training_dtype(load_drafter(init, target), training_dtype()), float("nan")
     tensors = read_target_tensors(target)
     size = min(plan.draft_vocab_size or config.vocab_size, config.vocab_size)
     d2t, coverage = choose_draft_vocabulary(cache, size)
@@ -213,7 +215,7 @@ def new_drafter(
     )
     drafter = build_drafter(shape, tensors, d2t if shape.draft_vocab_size else None)
     drafter.initialise(torch.Generator().manual_seed(seed), tensors["norm"])
-    return drafter, coverage
+    return set_training_dtype(drafter, training_dtype()), coverage
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,12 @@ def run(plan: RunPlan, report: Report) -> None:
         anchors_per_sample=plan.anchors_per_sample,
         seed=time.time_ns() % 2**32,
     )
-    settings = TrainerConfig(hours=plan.hours, muon_lr=plan.learning_rate, loss=LossWeights(tv=plan.tv))
+    settings = TrainerConfig(
+        hours=plan.hours,
+        muon_lr=plan.learning_rate,
+        adamw_lr=0.75 * plan.learning_rate,
+        loss=LossWeights(tv=plan.tv),
+    )
     trainer = Trainer(drafter, split.train, split.held_out, settings, plan.work)
     if trainer.resume():
         report("resumed from the last checkpoint")

@@ -18,6 +18,7 @@ from dspark.models.drafter import DSparkDrafter
 from dspark.training.blocks import BlockBatch, BlockSampler
 from dspark.training.fused_loss import load_fused_loss
 from dspark.training.losses import LossWeights
+from dspark.training.muon import Muon
 from dspark.training.objective import BlockScores, mean_committed, run_blocks
 
 
@@ -65,12 +66,12 @@ class Trainer:
         self._config, self._directory = config, directory
         matrices, others = split_parameters(drafter)
         self._optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            Muon(matrices, lr=config.muon_lr, weight_decay=0.01, dtype=drafter.lm_head.dtype),
             torch.optim.AdamW(others, lr=config.adamw_lr, betas=(0.9, 0.98), weight_decay=0.0),
         ]
         self._base_lrs = [config.muon_lr, config.adamw_lr]
         self._fused = load_fused_loss(drafter.config.num_draft_tokens)
-        self._step, self._blocks, self._elapsed_s = 0, 0, 0.0
+        self._step, self._blocks, self._elapsed_s, self._evaluation_s = 0, 0, 0.0, 0.0
 
     @property
     def state_path(self) -> Path:
@@ -92,6 +93,8 @@ class Trainer:
         """Train until the budget of hours is spent; `save` exports the drafter at each checkpoint."""
         batches = iter(self._sampler)
         budget_s = self._config.hours * 3600
+        if self._step == 0:  # what training starts from: the drafter of `--init`, or noise
+            self._report(report, [float("nan")], 0.0)
         last_save, last_report = time.monotonic(), time.monotonic()
         losses: list[float] = []
         reported_blocks = self._blocks
@@ -100,7 +103,8 @@ class Trainer:
             losses.append(self._train_step(batches, self._elapsed_s / budget_s))
             now = time.monotonic()
             self._elapsed_s += now - started
-            if now - last_report > 60:
+            # held-out figures once a minute, less often where that would take a twentieth of the time
+            if now - last_report > max(60.0, 20 * self._evaluation_s):
                 rate = (self._blocks - reported_blocks) / (now - last_report)
                 self._report(report, losses, rate)
                 losses, last_report, reported_blocks = [], time.monotonic(), self._blocks
@@ -134,18 +138,14 @@ class Trainer:
         return float(loss.detach())
 
     def _run(self, batch: BlockBatch) -> tuple[Tensor, BlockScores]:
-        with torch.autocast("cpu", torch.bfloat16):
-            return run_blocks(
-                self._drafter,
-                batch,
-                self._config.loss,
-                decay=self._config.position_decay,
-                fused=self._fused,
-            )
+        return run_blocks(
+            self._drafter, batch, self._config.loss, decay=self._config.position_decay, fused=self._fused
+        )
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Held-out metrics under teacher forcing."""
+        started = time.monotonic()
         greedy, sampled, first, losses = [], [], [], []
         for batch in self._held_out:
             loss, scores = self._run(batch)
@@ -153,6 +153,7 @@ class Trainer:
             sampled.append(mean_committed(scores.overlap, scores.is_valid))
             first.append(float(scores.agree[:, 0].mean()))
             losses.append(float(loss))
+        self._evaluation_s = time.monotonic() - started
         return {
             "held_out_loss": float(np.mean(losses)),
             "mean_committed_greedy": float(np.mean(greedy)),

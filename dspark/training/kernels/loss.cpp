@@ -1,5 +1,6 @@
 // Vocabulary losses of one chunk of positions, in three passes over each row instead of a dozen tensor operations.
-// The formulas are in losses.py; this computes the same numbers from bfloat16 logits in float32.
+// The formulas are in losses.py; this computes the same numbers in float32 from logits in
+// bfloat16 or float32.
 
 #include <algorithm>
 #include <cmath>
@@ -14,8 +15,8 @@ using dspark::IntVec;
 using dspark::kLanes;
 
 struct LossArgs {
-  BFloat16* logits;              // [n, vocab] in; gradient out
-  const BFloat16* target_logits; // [n, vocab]
+  void* logits;                  // [n, vocab] in; gradient out
+  const void* target_logits;     // [n, vocab]
   const float* log_norm;         // [n]
   const int64_t* labels;         // [n], -1: not in the draft vocabulary
   const float* weights;          // [n]
@@ -24,16 +25,18 @@ struct LossArgs {
   int64_t num_rows;
   int64_t vocab;                 // a multiple of 16
   float hard, soft, tv;
+  int32_t is_float32;            // both logits; otherwise they are bfloat16
   int32_t num_threads;
 };
 
 namespace {
 
 // One row; `draft` and `target` are scratch of `vocab` floats each.
+template <class Element>
 void run_row(const LossArgs& args, int64_t row, float* draft, float* target) {
   const int64_t vocab = args.vocab;
-  BFloat16* logits = args.logits + row * vocab;
-  const BFloat16* target_logits = args.target_logits + row * vocab;
+  Element* logits = static_cast<Element*>(args.logits) + row * vocab;
+  const Element* target_logits = static_cast<const Element*>(args.target_logits) + row * vocab;
 
   FloatVec top = dspark::load(logits);
   for (int64_t i = kLanes; i < vocab; i += kLanes) {
@@ -90,7 +93,7 @@ void run_row(const LossArgs& args, int64_t row, float* draft, float* target) {
     const float gradient =
         d * on_draft - t * on_target + d * (sign - mean_sign) * on_tv - weight * args.hard;
     FloatVec lanes = dspark::splat(gradient);
-    BFloat16 rounded[kLanes];
+    Element rounded[kLanes];
     dspark::store(rounded, lanes);
     logits[label] = rounded[0];
   }
@@ -99,11 +102,12 @@ void run_row(const LossArgs& args, int64_t row, float* draft, float* target) {
 }  // namespace
 
 extern "C" void dspark_vocabulary_loss(const LossArgs* args) {
+  const auto run = args->is_float32 ? run_row<float> : run_row<BFloat16>;
 #pragma omp parallel num_threads(args->num_threads)
   {
     std::vector<float> scratch(2 * args->vocab);
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < args->num_rows; row++)
-      run_row(*args, row, scratch.data(), scratch.data() + args->vocab);
+      run(*args, row, scratch.data(), scratch.data() + args->vocab);
   }
 }

@@ -1,0 +1,60 @@
+"""Muon, computing in a dtype of choice: torch's own always orthogonalises in bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_NUM_STEPS = 5
+
+
+def orthogonalise(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Nearly the closest matrix with singular values of one, by a quintic Newton-Schulz iteration."""
+    a, b, c = _COEFFICIENTS
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    out = (matrix.t() if is_tall else matrix).to(dtype)
+    out = out / out.norm().clamp(min=1e-7)
+    for _ in range(_NUM_STEPS):
+        gram = out @ out.t()
+        out = torch.addmm(out, torch.addmm(gram, gram, gram, beta=b, alpha=c), out, beta=a)
+    return out.t() if is_tall else out
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalised, in steps as large as AdamW's (`match_rms_adamw` of torch's Muon)."""
+
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        weight_decay: float,
+        dtype: torch.dtype,
+        momentum: float = 0.95,
+    ) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self._dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every matrix that has a gradient."""
+        assert closure is None, "no closure is used here"
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    self._update(matrix, group["lr"], group["weight_decay"], group["momentum"])
+
+    def _update(self, matrix: Tensor, lr: float, weight_decay: float, momentum: float) -> None:
+        gradient = matrix.grad
+        assert gradient is not None, "only matrices with a gradient are updated"
+        state = self.state[matrix]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        update = orthogonalise(gradient.lerp(average, momentum), self._dtype)
+        matrix.mul_(1 - lr * weight_decay)
+        matrix.add_(update, alpha=-0.2 * lr * max(matrix.shape) ** 0.5)
