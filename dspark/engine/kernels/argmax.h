@@ -33,19 +33,20 @@ struct BestTwo {
   }
 };
 
-// Of [begin, end). A maximum that is no greater than one to its left does not take its place.
-template <class T>
-inline BestTwo best_two_of(const T* row, int64_t begin, int64_t end) {
+// Of [begin, end): vector_at(i) are the numbers of sixteen places from i on, number_at(i) is one. A maximum that is no
+// greater than one to its left does not take its place.
+template <class VectorAt, class NumberAt>
+inline BestTwo best_two_of(int64_t begin, int64_t end, const VectorAt& vector_at, const NumberAt& number_at) {
   const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   FloatVec best = splat(-INFINITY), second = best;
   IntVec places = lane + (int32_t)begin;
   int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) {
-    const FloatVec x = load(row + i);
+    const FloatVec x = vector_at(i);
     const IntVec mask = is_greater(x, best);
     second = larger(second, select(mask, best, x));
     best = select(mask, x, best);
-    places = (mask & (lane + (int32_t)i)) | (~mask & places);
+    places = select(mask, lane + (int32_t)i, places);
   }
   BestTwo found;
   found.place = begin;
@@ -54,12 +55,15 @@ inline BestTwo best_two_of(const T* row, int64_t begin, int64_t end) {
     if (best[k] == found.best && places[k] < found.place) found.place = places[k];
     found.merge(best[k], second[k], places[k]);
   }
-  for (; i < end; i++) {
-    T padded[kLanes] = {};
-    padded[0] = row[i];
-    found.merge(load(padded)[0], -INFINITY, i);
-  }
+  for (; i < end; i++) found.merge(number_at(i), -INFINITY, i);
   return found;
+}
+
+// A row's, from those of its pieces in order.
+inline BestTwo merged(const BestTwo* parts, int64_t count) {
+  BestTwo whole = parts[0];
+  for (int64_t i = 1; i < count; i++) whole.merge(parts[i].best, parts[i].second, parts[i].place);
+  return whole;
 }
 
 template <class T>
@@ -69,14 +73,13 @@ inline void best_two(const BestTwoArgs& a) {
   std::vector<BestTwo> found(a.num_rows * pieces);
   Workers::shared().run(a.num_rows * pieces, a.num_threads, [&](int64_t i) {
     const int64_t begin = i % pieces * kPiece;
-    found[i] = best_two_of((const T*)a.rows + i / pieces * a.width, begin, std::min(begin + kPiece, a.width));
+    const T* row = (const T*)a.rows + i / pieces * a.width;
+    found[i] = best_two_of(
+        begin, std::min(begin + kPiece, a.width), [&](int64_t at) { return load(row + at); },
+        [&](int64_t at) { return load_one(row + at); });
   });
   for (int64_t row = 0; row < a.num_rows; row++) {
-    BestTwo whole = found[row * pieces];
-    for (int64_t i = 1; i < pieces; i++) {
-      const BestTwo& part = found[row * pieces + i];
-      whole.merge(part.best, part.second, part.place);
-    }
+    const BestTwo whole = merged(&found[row * pieces], pieces);
     a.places[row] = whole.place, a.best[row] = whole.best, a.second[row] = whole.second;
   }
 }

@@ -2,9 +2,9 @@
 // greatest of them is drafted. One call for all slots and requests: a slot is too little work for calls of its own.
 #pragma once
 
-#include <cmath>
 #include <vector>
 
+#include "argmax.h"
 #include "matmul.h"
 
 namespace dspark {
@@ -24,38 +24,11 @@ struct MarkovArgs {
   int32_t rank, num_draft_tokens, num_threads;
 };
 
-struct Greatest {
-  float value;
-  int64_t place;
-};
-
-inline void keep_greater(Greatest& best, float value, int64_t place) {
-  if (value > best.value) best = {value, place};
-}
-
-// The first place of the greatest sum of logit and bias in [begin, end), rounded as the model rounds it.
-inline Greatest greatest_sum(const BFloat16* logits, const BFloat16* biases, int64_t begin, int64_t end) {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  FloatVec values = splat(-INFINITY);
-  IntVec places = lane + (int32_t)begin;
-  int64_t i = begin;
-  for (; i + kLanes <= end; i += kLanes) {
-    const FloatVec sum = round_as<BFloat16>(load(logits + i) + load(biases + i));
-    const IntVec mask = is_greater(sum, values);
-    values = select(mask, sum, values);
-    places = (mask & (lane + (int32_t)i)) | (~mask & places);
-  }
-  Greatest best = {-INFINITY, begin};
-  for (int k = 0; k < kLanes; k++) {
-    if (values[k] == best.value && places[k] < best.place) best.place = places[k];
-    keep_greater(best, values[k], places[k]);
-  }
-  for (; i < end; i++) {
-    BFloat16 pair[2 * kLanes] = {};
-    pair[0] = logits[i], pair[kLanes] = biases[i];
-    keep_greater(best, round_as<BFloat16>(load(pair) + load(pair + kLanes))[0], i);
-  }
-  return best;
+// The sums of logits and biases in [begin, end), rounded as the model rounds them.
+inline BestTwo best_two_sums(const BFloat16* logits, const BFloat16* biases, int64_t begin, int64_t end) {
+  return best_two_of(
+      begin, end, [&](int64_t i) { return round_as<BFloat16>(load(logits + i) + load(biases + i)); },
+      [&](int64_t i) { return round_as<BFloat16>(splat(load_one(logits + i) + load_one(biases + i)))[0]; });
 }
 
 // Drafts the slot of each request that is `step` slots behind its first one; false: no request has so many.
@@ -64,7 +37,7 @@ inline bool draft_slots(const MarkovArgs& a, int64_t step) {
   const int64_t V = a.num_draft_tokens, K = a.rank, pieces = (V + kPiece - 1) / kPiece;
   const BFloat16* biases = (const BFloat16*)a.biases;
   static thread_local std::vector<int64_t> slots;
-  static thread_local std::vector<Greatest> found;
+  static thread_local std::vector<BestTwo> found;
   slots.clear();
   for (int64_t r = 0; r < a.num_requests; r++) {
     const int64_t slot = a.first_slots[r] + step;
@@ -80,16 +53,15 @@ inline bool draft_slots(const MarkovArgs& a, int64_t step) {
   matmul({a.inputs, a.packed, nullptr, a.biases, K, R, a.rank, a.num_draft_tokens, a.num_threads, 0});
   found.resize(R * pieces);
   const int64_t* slot_of = slots.data();
-  Greatest* best = found.data();
+  BestTwo* best = found.data();
   Workers::shared().run(R * pieces, a.num_threads, [&](int64_t i) {
     const int64_t r = i / pieces, begin = i % pieces * kPiece;
     const BFloat16* logits = (const BFloat16*)a.base_logits + slot_of[r] * V;
-    best[i] = greatest_sum(logits, biases + r * V, begin, std::min(begin + kPiece, V));
+    best[i] = best_two_sums(logits, biases + r * V, begin, std::min(begin + kPiece, V));
   });
   for (int64_t r = 0; r < R; r++) {
-    Greatest of_row = best[r * pieces];
-    for (int64_t i = 1; i < pieces; i++) keep_greater(of_row, best[r * pieces + i].value, best[r * pieces + i].place);
-    a.token_ids[slot_of[r]] = a.token_map ? a.token_map[of_row.place] : of_row.place;
+    const int64_t place = merged(best + r * pieces, pieces).place;
+    a.token_ids[slot_of[r]] = a.token_map ? a.token_map[place] : place;
   }
   return true;
 }

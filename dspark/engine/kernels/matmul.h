@@ -159,6 +159,24 @@ inline void multiply(const MatmulArgs& a, const BFloat16* x, int64_t stride, int
   }
 }
 
+// Tiles read whole: the rows are padded with zeros, which nothing is summed with.
+inline const BFloat16* take_rows(const MatmulArgs& a, int64_t* stride) {
+  static thread_local std::vector<BFloat16> padded;
+  const int64_t K = a.in_features, whole = a.num_rows / kTileRows * kTileRows;
+  const BFloat16* x = (const BFloat16*)a.x;
+  *stride = a.x_stride;
+  if (whole == a.num_rows) return x;
+  padded.resize((whole + kTileRows) * K);
+  for (int64_t row = 0; row < whole + kTileRows; row++) {
+    if (row < a.num_rows)
+      std::memcpy(&padded[row * K], x + row * a.x_stride, K * sizeof(BFloat16));
+    else
+      std::memset(&padded[row * K], 0, K * sizeof(BFloat16));
+  }
+  *stride = K;
+  return padded.data();
+}
+
 #elif DSPARK_DOT
 
 constexpr int kStep = 8;
@@ -286,33 +304,11 @@ inline void multiply(const MatmulArgs&, const BFloat16*, int64_t, int64_t) {}
 
 #endif
 
-#if !DSPARK_FMA
-
-#if DSPARK_AMX
-// Tiles read whole: the rows are padded with zeros, which nothing is summed with.
-inline const BFloat16* take_rows(const MatmulArgs& a, int64_t* stride) {
-  static thread_local std::vector<BFloat16> padded;
-  const int64_t K = a.in_features, whole = a.num_rows / kTileRows * kTileRows;
-  const BFloat16* x = (const BFloat16*)a.x;
-  *stride = a.x_stride;
-  if (whole == a.num_rows) return x;
-  padded.resize((whole + kTileRows) * K);
-  for (int64_t row = 0; row < whole + kTileRows; row++) {
-    if (row < a.num_rows)
-      std::memcpy(&padded[row * K], x + row * a.x_stride, K * sizeof(BFloat16));
-    else
-      std::memset(&padded[row * K], 0, K * sizeof(BFloat16));
-  }
-  *stride = K;
-  return padded.data();
-}
-#else
+#if !DSPARK_AMX && !DSPARK_FMA
 inline const BFloat16* take_rows(const MatmulArgs& a, int64_t* stride) {
   *stride = a.x_stride;
   return (const BFloat16*)a.x;
 }
-#endif
-
 #endif
 
 inline void matmul(const MatmulArgs& a) {

@@ -115,6 +115,14 @@ inline FloatVec load(const BFloat16* p) {
   return from_half(half);
 }
 
+// One number, where a vector would reach beyond the end.
+template <class T>
+inline float load_one(const T* p) {
+  T padded[kLanes] = {};
+  padded[0] = *p;
+  return load(padded)[0];
+}
+
 inline void store(BFloat16* p, FloatVec v) {
   HalfVec half = to_half(v);
   std::memcpy(p, &half, sizeof half);
@@ -164,8 +172,10 @@ inline float max_lanes(FloatVec v) {
   return v[0];
 }
 
+inline IntVec select(IntVec mask, IntVec yes, IntVec no) { return (mask & yes) | (~mask & no); }
+
 inline FloatVec select(IntVec mask, FloatVec yes, FloatVec no) {
-  return (FloatVec)((mask & (IntVec)yes) | (~mask & (IntVec)no));
+  return (FloatVec)select(mask, (IntVec)yes, (IntVec)no);
 }
 
 inline RegisterVec exp_register(RegisterVec x) {
