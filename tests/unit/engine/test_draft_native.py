@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,26 +17,14 @@ from dspark.engine.draft_heads import DraftHeads
 from dspark.engine.linear import open_arena
 from dspark.engine.pages import PagePool
 from dspark.models.calibration import Calibration
-from dspark.models.config import DrafterConfig
 from dspark.models.drafter import DSparkDrafter
+from tests.tiny_drafters import TINY, random_drafter
 
 GREEDY = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
 SAMPLED = SamplingParams(temperature=1.0, seed=5, acceptance=Acceptance.REJECTION)
-CONFIG = DrafterConfig(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=96,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    num_hidden_layers=2,
-    num_target_layers=6,
-    target_layer_ids=(1, 3),
-    mask_token_id=5,
-    gamma=4,
-    markov_rank=32,
-    draft_vocab_size=70,
-    max_position_embeddings=256,
+# multiples of 32, as the kernels need them
+CONFIG = replace(
+    TINY, vocab_size=96, hidden_size=64, intermediate_size=96, markov_rank=32, draft_vocab_size=70
 )
 
 
@@ -46,15 +35,7 @@ def _needs_the_kernels(cache_dir: Path) -> None:
 
 
 def make_drafter() -> DSparkDrafter:
-    generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)  # biases
-    embed, head = (torch.randn(96, 64, generator=generator) for _ in range(2))
-    drafter = DSparkDrafter(CONFIG, embed, head, torch.arange(13, 83))
-    drafter.initialise(generator, torch.ones(64))
-    for parameter in drafter.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, 0.0, 0.2, generator=generator)
-    return drafter.to(torch.bfloat16).eval()
+    return random_drafter(CONFIG, torch.arange(13, 83), std=0.2).to(torch.bfloat16)
 
 
 def request(base: int, *, name: str, max_drafts: int, sampling: SamplingParams = GREEDY) -> DraftRequest:

@@ -9,40 +9,16 @@ import torch
 from dspark.decoding.types import Acceptance, DraftRequest, FeatureBatch, SamplingParams
 from dspark.engine.draft import DraftEngine
 from dspark.engine.pages import PagePool
-from dspark.models.config import DrafterConfig
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.attention import BlockAttention
+from tests.tiny_drafters import TINY, random_drafter
 
 GREEDY = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
-CONFIG = DrafterConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    num_hidden_layers=2,
-    num_target_layers=6,
-    target_layer_ids=(1, 3),
-    mask_token_id=5,
-    gamma=4,
-    markov_rank=8,
-    draft_vocab_size=48,
-    max_position_embeddings=256,
-)
+CONFIG = TINY
 
 
 def make_drafter(seed: int = 0) -> DSparkDrafter:
-    generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)  # biases
-    embed = torch.randn(64, 32, generator=generator)
-    head = torch.randn(64, 32, generator=generator)
-    drafter = DSparkDrafter(CONFIG, embed, head, torch.arange(8, 56))
-    drafter.initialise(generator, torch.ones(32))
-    for parameter in drafter.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, 0.0, 0.3, generator=generator)
-    return drafter.eval()
+    return random_drafter(CONFIG, torch.arange(8, 56), std=0.3, seed=seed)
 
 
 def make_engine(num_pages: int = 64, seed: int = 0) -> DraftEngine:
