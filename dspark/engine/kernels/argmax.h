@@ -37,13 +37,13 @@ struct BestTwo {
 // greater than one to its left does not take its place.
 template <class VectorAt, class NumberAt>
 inline BestTwo best_two_of(int64_t begin, int64_t end, const VectorAt& vector_at, const NumberAt& number_at) {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const IntVec lane = lane_numbers();
   FloatVec best = splat(-INFINITY), second = best;
   IntVec places = lane + (int32_t)begin;
   int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) {
     const FloatVec x = vector_at(i);
-    const IntVec mask = is_greater(x, best);
+    const IntVec mask = x > best;
     second = larger(second, select(mask, best, x));
     best = select(mask, x, best);
     places = select(mask, lane + (int32_t)i, places);

@@ -66,14 +66,14 @@ inline void load_head(const AttentionArgs& a, const T* source, const T* norm, in
     FloatVec own, other, c, s;
     std::memcpy(&own, out + d, 32);
     std::memcpy((char*)&own + 32, out + half + d, 32);
-    FloatVec low_sign = {-1, -1, -1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, 1, 1, 1};
     std::memcpy(&other, out + half + d, 32);
     std::memcpy((char*)&other + 32, out + d, 32);
     std::memcpy(&c, cos + d, 32);
     std::memcpy((char*)&c + 32, cos + d, 32);
     std::memcpy(&s, sin + d, 32);
     std::memcpy((char*)&s + 32, sin + d, 32);
-    FloatVec turned = round_as<T>(round_as<T>(own * c) + round_as<T>(other * low_sign * s));
+    s = select(first_lanes(kLanes / 2), -s, s);
+    FloatVec turned = round_as<T>(round_as<T>(own * c) + round_as<T>(other * s));
     std::memcpy(rotated + d, &turned, 32);
     std::memcpy(rotated + half + d, (char*)&turned + 32, 32);
   }

@@ -30,8 +30,11 @@ inline void add_norm_row(const NormArgs& a, int64_t row) {
   T* out = (T*)a.out + row * H;
   FloatVec even = {}, odd = {};
   for (int i = 0; i < H; i += kLanes) {
-    if (a.delta) store(residual + i, load(residual + i) + load(delta + i));
     FloatVec x = load(residual + i);
+    if (a.delta) {
+      x = round_as<T>(x + load(delta + i));
+      store(residual + i, x);
+    }
     if ((i / kLanes) % 2) {
       odd += x * x;
     } else {

@@ -220,8 +220,10 @@ inline void multiply(const MatmulArgs& a, const BFloat16* x, int64_t stride, int
 
 #elif DSPARK_FMA
 
+constexpr int64_t kLineBytes = 64;
 constexpr int64_t kAheadBytes = 2048;
 constexpr int kMostRows = 6;  // 12 sums, 2 weights and an input fill the 16 registers
+constexpr int kMostGroups = 4;  // groups of rows that take turns with each half of a block
 
 typedef float Float8 __attribute__((vector_size(32)));
 typedef uint32_t Word8 __attribute__((vector_size(32)));
@@ -241,44 +243,60 @@ inline __attribute__((always_inline)) void add_products(const float* x, int64_t 
   }
 }
 
+// What to ask memory for while one half block is multiplied: `step` bytes further with every pair of inputs.
+struct Prefetch {
+  const char* start;
+  int64_t step;
+};
+
 // [R][16] sums of half a block. A word holds the weights of two neighbouring inputs, and a bfloat16 is the upper
 // half of a float.
 //
 // Not inlined: among other code GCC spills the sums, and the loop takes four times as long.
 template <int R>
 __attribute__((noinline)) void multiply_half(const float* x, int64_t stride, const BFloat16* packed, int64_t K,
-                                             float* out) {
+                                             Prefetch prefetch, float* out) {
   Float8 sums[R][2] = {};
   for (int64_t k = 0; k < K; k += 2, packed += 32) {
     Word8 low, high;
     std::memcpy(&low, packed, sizeof low);
     std::memcpy(&high, packed + 16, sizeof high);
-    __builtin_prefetch((const char*)packed + kAheadBytes);
+    __builtin_prefetch(prefetch.start);
+    prefetch.start += prefetch.step;
     add_products<R>(x + k, stride, low << 16, high << 16, sums);
     add_products<R>(x + k + 1, stride, low & 0xffff0000u, high & 0xffff0000u, sums);
   }
   for (int r = 0; r < R; r++) std::memcpy(out + r * kBlockN, sums[r], sizeof sums[r]);
 }
 
-template <int R>
-inline void multiply_block(const float* x, int64_t stride, const BFloat16* packed, int64_t K, float* sums) {
-  multiply_half<R>(x, stride, packed, K, sums);
-  multiply_half<R>(x, stride, packed + 16 * K, K, sums + 16);
+// The first group of rows waits for memory and the others do not: each fetches its share of the weights that come
+// next, so that memory is never idle. A lone group fetches a little ahead of itself.
+inline Prefetch prefetch_of(const BFloat16* half, int64_t K, int64_t group, int64_t groups) {
+  const int64_t bytes = 16 * K * sizeof(BFloat16);
+  if (groups == 1) return {(const char*)half + kAheadBytes, kLineBytes};
+  return {(const char*)half + bytes + bytes * group / groups, kLineBytes / groups};
 }
 
 inline void multiply(const MatmulArgs& a, const float* x, int64_t stride, int64_t block) {
   const int64_t K = a.in_features;
   const BFloat16* packed = (const BFloat16*)a.packed + block * kBlockN * K;
-  alignas(64) float sums[kMostRows * kBlockN];
-  const int64_t groups = (a.num_rows + kMostRows - 1) / kMostRows;
-  for (int64_t group = 0; group < groups; group++) {
-    // Groups of nearly one size: a group of one row costs as much as one of three.
-    const int64_t row = a.num_rows * group / groups;
-    const int rows = a.num_rows * (group + 1) / groups - row;
-    with_rows(rows, [&](auto n) {
-      if constexpr (n <= kMostRows) multiply_block<n>(x + row * stride, stride, packed, K, sums);
-    });
-    finish_block(a, sums, row, rows, block);
+  alignas(64) float sums[kMostGroups * kMostRows * kBlockN];
+  for (int64_t first = 0; first < a.num_rows; first += kMostGroups * kMostRows) {
+    const int64_t rows = std::min<int64_t>(a.num_rows - first, kMostGroups * kMostRows);
+    const int64_t groups = (rows + kMostRows - 1) / kMostRows;
+    for (int half = 0; half < 2; half++)
+      for (int64_t group = 0; group < groups; group++) {
+        // Groups of nearly one size: a group of one row costs as much as one of three.
+        const int64_t begin = rows * group / groups, end = rows * (group + 1) / groups;
+        const BFloat16* weights = packed + half * 16 * K;
+        const Prefetch prefetch = prefetch_of(weights, K, group, groups);
+        float* out = sums + begin * kBlockN + half * 16;
+        with_rows(end - begin, [&](auto n) {
+          if constexpr (n <= kMostRows)
+            multiply_half<n>(x + (first + begin) * stride, stride, weights, K, prefetch, out);
+        });
+      }
+    finish_block(a, sums, first, rows, block);
   }
 }
 

@@ -14,12 +14,7 @@ namespace dspark {
 constexpr int kLanes = 16;
 constexpr int kGroup = 8;  // the most rows that share loaded data while their sums stay in registers
 
-typedef float FloatVec __attribute__((vector_size(64)));
-typedef int32_t IntVec __attribute__((vector_size(64)));
-typedef uint32_t WordVec __attribute__((vector_size(64)));
-typedef uint16_t HalfVec __attribute__((vector_size(32)));
-
-// A vector that is one register of this machine, for loops that live by keeping sums in registers.
+// A vector that is one register of this machine.
 #if defined(__AVX512F__)
 constexpr int kRegisterLanes = 16;
 #else
@@ -28,33 +23,78 @@ constexpr int kRegisterLanes = 8;
 typedef float RegisterVec __attribute__((vector_size(4 * kRegisterLanes)));
 typedef int32_t RegisterInts __attribute__((vector_size(4 * kRegisterLanes)));
 typedef uint32_t RegisterWords __attribute__((vector_size(4 * kRegisterLanes)));
+typedef uint16_t HalfVec __attribute__((vector_size(32)));
 
-inline RegisterVec register_of(const FloatVec& v, int i) {
-  RegisterVec part;
-  std::memcpy(&part, (const char*)&v + i * sizeof part, sizeof part);
-  return part;
-}
+// Sixteen lanes in as many registers as they need. GCC keeps its own vectors that are longer than a register in
+// memory, which made the norms, softmaxes and activations of a step several times slower.
+template <class Register>
+struct Lanes {
+  static constexpr int kRegisters = kLanes / kRegisterLanes;
+  Register part[kRegisters];
 
-inline RegisterInts register_of(const IntVec& v, int i) { return (RegisterInts)register_of((const FloatVec&)v, i); }
+  auto operator[](int lane) const { return part[lane / kRegisterLanes][lane % kRegisterLanes]; }
+};
 
-// f over the registers of the vectors. The compiler splits arithmetic on longer vectors by itself, but compares
-// and selects lane by lane.
+using FloatVec = Lanes<RegisterVec>;
+using IntVec = Lanes<RegisterInts>;
+using WordVec = Lanes<RegisterWords>;
+
 template <class Result, class F, class... Vectors>
-inline Result by_register(const F& f, const Vectors&... vectors) {
+inline __attribute__((always_inline)) Result by_register(const F& f, const Vectors&... vectors) {
   Result result;
 #pragma GCC unroll 2
-  for (int i = 0; i < kLanes / kRegisterLanes; i++) {
-    const auto part = f(register_of(vectors, i)...);
-    std::memcpy((char*)&result + i * sizeof part, &part, sizeof part);
-  }
+  for (int i = 0; i < Result::kRegisters; i++) result.part[i] = f(vectors.part[i]...);
   return result;
+}
+
+#define DSPARK_LANES_OPERATOR(op)                                                                      \
+  template <class R>                                                                                   \
+  inline Lanes<R> operator op(const Lanes<R>& a, const Lanes<R>& b) {                                  \
+    return by_register<Lanes<R>>([](R x, R y) { return x op y; }, a, b);                               \
+  }                                                                                                    \
+  template <class R, class Number, class = std::enable_if_t<std::is_arithmetic<Number>::value>>        \
+  inline Lanes<R> operator op(const Lanes<R>& a, Number b) {                                           \
+    return by_register<Lanes<R>>([b](R x) { return x op b; }, a);                                      \
+  }                                                                                                    \
+  template <class R, class Number, class = std::enable_if_t<std::is_arithmetic<Number>::value>>        \
+  inline Lanes<R> operator op(Number a, const Lanes<R>& b) {                                           \
+    return by_register<Lanes<R>>([a](R x) { return a op x; }, b);                                      \
+  }
+DSPARK_LANES_OPERATOR(+)
+DSPARK_LANES_OPERATOR(-)
+DSPARK_LANES_OPERATOR(*)
+DSPARK_LANES_OPERATOR(/)
+#undef DSPARK_LANES_OPERATOR
+
+template <class R>
+inline Lanes<R> operator-(const Lanes<R>& a) {
+  return by_register<Lanes<R>>([](R x) { return -x; }, a);
+}
+
+// All bits of the lanes where it holds.
+inline IntVec operator>(const FloatVec& a, const FloatVec& b) {
+  return by_register<IntVec>([](RegisterVec x, RegisterVec y) { return (RegisterInts)(x > y); }, a, b);
+}
+
+template <class R>
+inline Lanes<R>& operator+=(Lanes<R>& a, const Lanes<R>& b) {
+  return a = a + b;
 }
 
 struct BFloat16 {
   uint16_t bits;
 };
 
-inline FloatVec splat(float x) { return FloatVec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+inline FloatVec splat(float x) {
+  return by_register<FloatVec>([x](RegisterVec zero) { return zero + x; }, FloatVec{});
+}
+
+// 0, 1, ... 15.
+inline IntVec lane_numbers() {
+  IntVec numbers;
+  for (int i = 0; i < kLanes; i++) numbers.part[i / kRegisterLanes][i % kRegisterLanes] = i;
+  return numbers;
+}
 
 inline FloatVec load(const float* p) {
   FloatVec v;
@@ -67,21 +107,21 @@ inline void store(float* p, FloatVec v) { std::memcpy(p, &v, sizeof v); }
 // The low half of each word; the upper halves are zero. The compiler's own conversion takes words one by one.
 inline HalfVec narrow(WordVec words) {
 #if defined(__AVX512F__)
-  return (HalfVec)_mm512_cvtepi32_epi16((__m512i)words);
+  return (HalfVec)_mm512_cvtepi32_epi16((__m512i)words.part[0]);
 #elif defined(__AVX2__)
-  __m256i low, high;
-  std::memcpy(&low, &words, sizeof low);
-  std::memcpy(&high, (const char*)&words + sizeof low, sizeof high);
+  const __m256i low = (__m256i)words.part[0], high = (__m256i)words.part[1];
   return (HalfVec)_mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
 #else
-  return __builtin_convertvector(words, HalfVec);
+  HalfVec half;
+  for (int i = 0; i < kLanes; i++) half[i] = (uint16_t)words[i];
+  return half;
 #endif
 }
 
 // Round to nearest even; NaN stays NaN.
 inline HalfVec to_half(FloatVec v) {
 #if defined(__AVX512BF16__)
-  return (HalfVec)_mm512_cvtneps_pbh((__m512)v);
+  return (HalfVec)_mm512_cvtneps_pbh((__m512)v.part[0]);
 #else
   return narrow(by_register<WordVec>(
       [](RegisterVec x) {
@@ -95,17 +135,16 @@ inline HalfVec to_half(FloatVec v) {
 
 inline FloatVec from_half(HalfVec half) {
 #if defined(__AVX512F__)
-  // One instruction that widens; the portable form below is split into four by the compiler.
-  return (FloatVec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
+  return {(RegisterVec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16)};
 #elif defined(__AVX2__)
-  __m128i parts[2];
-  std::memcpy(parts, &half, sizeof parts);
-  const __m256i words[2] = {_mm256_cvtepu16_epi32(parts[0]), _mm256_cvtepu16_epi32(parts[1])};
-  WordVec wide;
-  std::memcpy(&wide, words, sizeof wide);
-  return (FloatVec)(wide << 16);
+  const __m256i words = (__m256i)half;
+  const __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(words));
+  const __m256i high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(words, 1));
+  return {(RegisterVec)_mm256_slli_epi32(low, 16), (RegisterVec)_mm256_slli_epi32(high, 16)};
 #else
-  return (FloatVec)(__builtin_convertvector(half, WordVec) << 16);
+  WordVec words;
+  for (int i = 0; i < kLanes; i++) words.part[i / kRegisterLanes][i % kRegisterLanes] = (uint32_t)half[i] << 16;
+  return by_register<FloatVec>([](RegisterWords x) { return (RegisterVec)x; }, words);
 #endif
 }
 
@@ -144,22 +183,22 @@ inline FloatVec round_as<BFloat16>(FloatVec v) {
 
 // Lane sums and maxima in one fixed tree.
 inline FloatVec turn_lanes(FloatVec v, int by) {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return __builtin_shuffle(v, lane ^ by);
+  FloatVec turned;
+#pragma GCC unroll 2
+  for (int i = 0; i < FloatVec::kRegisters; i++) {
+    const RegisterInts lane = lane_numbers().part[0];
+    turned.part[i] = by < kRegisterLanes ? __builtin_shuffle(v.part[i], lane ^ by) : v.part[i ^ (by / kRegisterLanes)];
+  }
+  return turned;
 }
 
 inline FloatVec larger(FloatVec a, FloatVec b) {
   return by_register<FloatVec>([](RegisterVec x, RegisterVec y) { return x > y ? x : y; }, a, b);
 }
 
-inline IntVec is_greater(FloatVec a, FloatVec b) {
-  return by_register<IntVec>([](RegisterVec x, RegisterVec y) { return (RegisterInts)(x > y); }, a, b);
-}
-
 // All bits of the first `count` lanes.
 inline IntVec first_lanes(int count) {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return by_register<IntVec>([count](RegisterInts x) { return (RegisterInts)(x < count); }, lane);
+  return by_register<IntVec>([count](RegisterInts x) { return (RegisterInts)(x < count); }, lane_numbers());
 }
 
 inline float sum_lanes(FloatVec v) {
@@ -172,10 +211,10 @@ inline float max_lanes(FloatVec v) {
   return v[0];
 }
 
-inline IntVec select(IntVec mask, IntVec yes, IntVec no) { return (mask & yes) | (~mask & no); }
-
-inline FloatVec select(IntVec mask, FloatVec yes, FloatVec no) {
-  return (FloatVec)select(mask, (IntVec)yes, (IntVec)no);
+template <class R>
+inline Lanes<R> select(const IntVec& mask, const Lanes<R>& yes, const Lanes<R>& no) {
+  return by_register<Lanes<R>>(
+      [](RegisterInts m, R y, R n) { return (R)((m & (RegisterInts)y) | (~m & (RegisterInts)n)); }, mask, yes, no);
 }
 
 inline RegisterVec exp_register(RegisterVec x) {
