@@ -179,12 +179,16 @@ class DraftEngine:
         if not waiting:
             return
         backbone = self._drafter.backbone
-        rows = torch.cat([part for context in waiting for part in context.pending])
+        parts = [part for context in waiting for part in context.pending]
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         spans = [(context.num_computed, context.num_computed + context.num_pending) for context in waiting]
-        indices = [torch.arange(first, last) for first, last in spans]
-        starts = [context.start for context in waiting]
-        positions = torch.cat([index + start for index, start in zip(indices, starts, strict=True)])
-        slots = torch.cat([self._slots(one, index) for one, index in zip(waiting, indices, strict=True)])
+        indices = [np.arange(first, last) for first, last in spans]
+        positions = torch.from_numpy(
+            np.concatenate([index + one.start for index, one in zip(indices, waiting, strict=True)])
+        )
+        slots = torch.from_numpy(
+            np.concatenate([self._slots(one, index) for one, index in zip(waiting, indices, strict=True)])
+        )
         if self._native is not None:
             self._native.ingest(rows, positions, slots)
         else:
@@ -195,11 +199,10 @@ class DraftEngine:
         for context, (_, last) in zip(waiting, spans, strict=True):
             context.num_computed, context.pending = last, []
 
-    def _slots(self, context: DraftContext, index: Tensor) -> Tensor:
+    def _slots(self, context: DraftContext, index: Integers) -> Integers:
         """Pool slots of context-relative token indices."""
-        pages = torch.tensor(context.pages, dtype=torch.int64)
         size = self._pool.page_size
-        return pages[index // size] * size + index % size
+        return np.array(context.pages, dtype=np.int64)[index // size] * size + index % size
 
     def _run_blocks(
         self, requests: Sequence[DraftRequest], contexts: Sequence[DraftContext], slots: BlockSlots

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from dspark.engine.attention import RaggedLayout
 from dspark.engine.kernels.decoder import DecoderLayer, DecoderShape, NativeDecoder
-from dspark.engine.kernels.native import HeadTransform, NativeKernels
+from dspark.engine.kernels.ingest import ContextWeights, NativeContext
+from dspark.engine.kernels.native import NativeKernels, PackedWeight
 from dspark.engine.lean_layers import native_layers, take_layer
-from dspark.engine.linear import WeightArena, make_linear
+from dspark.engine.linear import WeightArena
 from dspark.engine.pages import PagePool
 from dspark.models.backbone import Backbone, DraftAttention
 from dspark.models.config import DrafterConfig
@@ -30,28 +31,23 @@ class NativeBackbone:
         arena: WeightArena,
     ) -> None:
         backbone, config = drafter.backbone, drafter.config
-        self._pool, self._kernels = pool, kernels
-        self._eps = config.rms_norm_eps
+        self._pool = pool
         self._rotary = _rotary_table(backbone, config, pool.dtype)
         self._decoder = NativeDecoder(kernels, layers, backbone.norm.weight.detach(), _shape(config))
-        self._fuse = make_linear(backbone.fc.weight, arena=arena)
-        self._fused_norm = backbone.hidden_norm.weight.detach().to(pool.dtype)
         attentions: list[DraftAttention] = [layer.self_attn for layer in backbone.layers]  # type: ignore[misc]
-        weights = [part.weight.detach() for one in attentions for part in (one.k_proj, one.v_proj)]
-        self._keys_values = make_linear(torch.cat(weights), arena=arena)
-        self._key_norms = [one.k_norm.weight.detach().to(pool.dtype) for one in attentions]
+        parts = [part.weight.detach() for one in attentions for part in (one.k_proj, one.v_proj)]
+        weights = ContextWeights(
+            fuse=_packed(kernels, arena, backbone.fc.weight.detach()),
+            fused_norm=backbone.hidden_norm.weight.detach().to(pool.dtype),
+            keys_values=_packed(kernels, arena, torch.cat(parts)),
+            key_norms=[one.k_norm.weight.detach().to(pool.dtype) for one in attentions],
+            eps=config.rms_norm_eps,
+        )
+        self._context = NativeContext(kernels, weights, (pool.keys, pool.values), pool.num_kv_heads)
 
     def ingest(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Write keys and values of the context (eqs. 2-3): features [T, L*H] at positions and slots [T]."""
-        fused = self._kernels.add_norm(self._fuse(features), None, self._fused_norm, self._eps)
-        num_rows, num_layers = len(fused), len(self._key_norms)
-        heads = self._keys_values(fused)
-        heads = heads.view(num_rows, num_layers, 2, self._pool.num_kv_heads, self._pool.head_dim)
-        rotation = self._rotation(positions)
-        for layer, norm in enumerate(self._key_norms):
-            pages = (self._pool.keys[layer], self._pool.values[layer])
-            transform = HeadTransform(*rotation, norm, norm, self._eps)
-            self._kernels.write_pages(heads[:, layer, 0], heads[:, layer, 1], pages, slots, transform)
+        self._context.write(features, self._rotation(positions), slots)
 
     def blocks(self, embeddings: Tensor, positions: Tensor, layout: RaggedLayout) -> Tensor:
         """Block embeddings [T, H], overwritten, at absolute positions [T] to hidden states [T, H]."""
@@ -81,6 +77,10 @@ def native_backbone(
     stock = drafter.backbone.layers
     layers = native_layers([take_layer(layer, pool.kernels, arena) for layer in stock])  # type: ignore[arg-type]
     return None if layers is None else NativeBackbone(drafter, pool, pool.kernels, layers, arena)
+
+
+def _packed(kernels: NativeKernels, arena: WeightArena, weight: Tensor) -> PackedWeight:
+    return kernels.pack(weight, arena.take(weight))
 
 
 def _shape(config: DrafterConfig) -> DecoderShape:

@@ -1,0 +1,94 @@
+"""Typed call that turns features of a target into context keys and values of a drafter."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.engine.kernels.native import NativeKernels, PackedWeight
+
+_pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class _IngestArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("features", "fuse", "fused_norm", "keys_values")),
+        *((name, _pointer) for name in ("key_norms", "key_pages", "value_pages")),
+        *((name, _pointer) for name in ("slots", "cos", "sin", "fused", "normed", "heads")),
+        ("num_rows", _int64),
+        *((name, _int32) for name in ("num_layers", "feature_size", "hidden_size")),
+        *((name, _int32) for name in ("num_kv_heads", "head_dim", "num_threads")),
+        ("norm_eps", _float),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ContextWeights:
+    """What the context is made with, in bfloat16.
+
+    Attributes:
+        fuse: [H, L*H] of the tapped features.
+        fused_norm: [H].
+        keys_values: of all layers behind one another, keys before values.
+        key_norms: of each layer, [D].
+        eps: of the norms.
+    """
+
+    fuse: PackedWeight
+    fused_norm: Tensor
+    keys_values: PackedWeight
+    key_norms: Sequence[Tensor]
+    eps: float
+
+
+class NativeContext:
+    """Writes a drafter's context into the pages of one pool (paper eqs. 2-3)."""
+
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        weights: ContextWeights,
+        pages: tuple[Sequence[Tensor], Sequence[Tensor]],  # keys and values of every layer
+        num_kv_heads: int,
+    ) -> None:
+        self._call = kernels.function("dspark_ingest")
+        self._weights, self._pages = weights, pages
+        self._num_kv_heads = num_kv_heads
+        self._pointers = [_addresses(tensors) for tensors in (weights.key_norms, *pages)]
+
+    def write(self, features: Tensor, rotation: tuple[Tensor, Tensor], slots: Tensor) -> None:
+        """Features [T, L*H], with cosines and sines [T, D / 2] of their positions, to slots [T] int64."""
+        weights, num_rows = self._weights, features.shape[0]
+        hidden_size, head_dim = weights.fuse.out_features, len(weights.key_norms[0])
+        assert features.dtype == torch.bfloat16, features.dtype
+        assert features.is_contiguous(), features.stride()
+        assert features.shape[1] == weights.fuse.in_features, features.shape
+        fused, normed, heads = (
+            torch.empty((num_rows, width), dtype=torch.bfloat16)
+            for width in (hidden_size, hidden_size, weights.keys_values.out_features)
+        )
+        args = _IngestArgs(
+            features.data_ptr(),
+            weights.fuse.words.data_ptr(),
+            weights.fused_norm.data_ptr(),
+            weights.keys_values.words.data_ptr(),
+            *(ctypes.addressof(one) for one in self._pointers),
+            *(one.data_ptr() for one in (slots, *rotation, fused, normed, heads)),
+            num_rows,
+            len(weights.key_norms),
+            weights.fuse.in_features,
+            hidden_size,
+            self._num_kv_heads,
+            head_dim,
+            torch.get_num_threads(),
+            weights.eps,
+        )
+        self._call(ctypes.byref(args))
+
+
+def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (_pointer * len(tensors))(*(one.data_ptr() for one in tensors))
