@@ -9,6 +9,7 @@ import sys
 import time
 
 from dspark.errors import ConfigurationError
+from dspark.garbage import keep_loaded_objects
 from gateway.app import create_app
 from gateway.edge import Edge, SchedulerView, ServedModel
 from gateway.readiness import watch_scheduler
@@ -50,6 +51,7 @@ async def _serve(settings: GatewaySettings) -> None:
         aliases=settings.aliases,
         created=int(time.time()),
     )
+    keep_loaded_objects()
     listener = open_socket(settings.host, settings.port)
     async with open_channel(settings.scheduler_address) as channel:
         backend = ResumingBackend(SchedulerClient(channel), ResumePolicy(patience_s=settings.patience_s))

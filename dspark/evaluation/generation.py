@@ -14,6 +14,7 @@ import torch
 from dspark.decoding.types import FinishReason, GenerationRequest, TokenDelta
 from dspark.engine.draft import DraftEngine
 from dspark.engine.target import TargetEngine
+from dspark.garbage import keep_loaded_objects
 from dspark.models.config import read_config
 from dspark.rounds.config import LoopConfig
 from dspark.rounds.interfaces import Drafter
@@ -107,6 +108,7 @@ def load_engines(plan: EnginePlan, worker: EngineWorker | None = None) -> Engine
         cache_dir=plan.cache_dir,
     ).result()
     if plan.drafter is None:
+        keep_loaded_objects()
         return Engines(target, None, worker)
     is_half = target.info.dtype == "bfloat16"
     drafter = worker.post(
@@ -117,6 +119,7 @@ def load_engines(plan: EnginePlan, worker: EngineWorker | None = None) -> Engine
         pool_tokens=plan.pool_tokens,
         cache_dir=plan.cache_dir,
     ).result()
+    keep_loaded_objects()
     return Engines(target, drafter, worker)
 
 

@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 from grpc_reflection.v1alpha import reflection
 
 from dspark.errors import ConfigurationError, ServiceUnavailableError
+from dspark.garbage import keep_loaded_objects
 from services.runtime.channel import SERVER_OPTIONS, check_address
 from services.runtime.interceptor import StatusInterceptor
 
@@ -112,6 +113,7 @@ async def serve(
     _log.info("listening on %s, loading", bound)
     try:
         async with load() as served:
+            keep_loaded_objects()
             await server.attach(served.register)
             _log.info("ready %s on %s", service_name, bound)
             try:

@@ -252,8 +252,11 @@ struct Prefetch {
 // [R][16] sums of half a block. A word holds the weights of two neighbouring inputs, and a bfloat16 is the upper
 // half of a float.
 //
+// Weights that are read once leave no trace in the shared cache (locality 0): a step of the target does not throw out
+// the drafter and the interpreter, which are about to run.
+//
 // Not inlined: among other code GCC spills the sums, and the loop takes four times as long.
-template <int R>
+template <int R, bool IsReadOnce>
 __attribute__((noinline)) void multiply_half(const float* x, int64_t stride, const BFloat16* packed, int64_t K,
                                              Prefetch prefetch, float* out) {
   Float8 sums[R][2] = {};
@@ -261,12 +264,21 @@ __attribute__((noinline)) void multiply_half(const float* x, int64_t stride, con
     Word8 low, high;
     std::memcpy(&low, packed, sizeof low);
     std::memcpy(&high, packed + 16, sizeof high);
-    __builtin_prefetch(prefetch.start);
+    __builtin_prefetch(prefetch.start, 0, IsReadOnce ? 0 : 3);
     prefetch.start += prefetch.step;
     add_products<R>(x + k, stride, low << 16, high << 16, sums);
     add_products<R>(x + k + 1, stride, low & 0xffff0000u, high & 0xffff0000u, sums);
   }
   for (int r = 0; r < R; r++) std::memcpy(out + r * kBlockN, sums[r], sizeof sums[r]);
+}
+
+template <bool IsReadOnce>
+inline auto rows_of(int rows) {
+  static_assert(kMostRows == 6, "one of each");
+  constexpr decltype(&multiply_half<1, IsReadOnce>) kByRows[] = {
+      multiply_half<1, IsReadOnce>, multiply_half<2, IsReadOnce>, multiply_half<3, IsReadOnce>,
+      multiply_half<4, IsReadOnce>, multiply_half<5, IsReadOnce>, multiply_half<6, IsReadOnce>};
+  return kByRows[rows - 1];
 }
 
 // The first group of rows waits for memory and the others do not: each fetches its share of the weights that come
@@ -291,10 +303,8 @@ inline void multiply(const MatmulArgs& a, const float* x, int64_t stride, int64_
         const BFloat16* weights = packed + half * 16 * K;
         const Prefetch prefetch = prefetch_of(weights, K, group, groups);
         float* out = sums + begin * kBlockN + half * 16;
-        with_rows(end - begin, [&](auto n) {
-          if constexpr (n <= kMostRows)
-            multiply_half<n>(x + (first + begin) * stride, stride, weights, K, prefetch, out);
-        });
+        const auto multiply_rows = groups == 1 ? rows_of<true>(end - begin) : rows_of<false>(end - begin);
+        multiply_rows(x + (first + begin) * stride, stride, weights, K, prefetch, out);
       }
     finish_block(a, sums, first, rows, block);
   }
