@@ -33,8 +33,8 @@ def add_parser(subparsers: Any) -> None:
         "calibrate",
         help="refit a drafter's confidences",
         description=(
-            "Decodes prompts with every block verified in full, greedily and sampled, fits one temperature "
-            "per position (Sequential Temperature Scaling) and writes calibration.json beside the drafter."
+            "Decodes prompts with every block verified in full, greedily and sampled, fits a temperature "
+            "and an offset per position (sequential scaling) and writes calibration.json beside the drafter."
         ),
     )
     add_model_options(parser)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         print_table(head, rows)
     if args.dry_run:
         return 0
-    Calibration(fits["greedy"].temperatures, fits["sampled"].temperatures).write(drafter)
+    Calibration(fits["greedy"].scaling, fits["sampled"].scaling).write(drafter)
     print(f"written to {drafter / 'calibration.json'}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Fits a drafter's calibration on rounds really decoded (Sequential Temperature Scaling, §3.2.1)."""
+"""Fits a drafter's calibration on rounds really decoded (sequential scaling, paper §3.2.1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dspark.evaluation.generation import Engines, Generation, LocalDecoder
 from dspark.evaluation.requests import make_requests
 from dspark.evaluation.tasks import TaskPrompt
 from dspark.rounds.interfaces import Drafter
-from dspark.scheduling.calibration import SequentialTemperatures
+from dspark.scheduling.calibration import SequentialScaling
 
 Floats = npt.NDArray[np.float32]
 # float32 confidences are no closer to 0 and 1 than this once they are logits again.
@@ -27,7 +27,7 @@ class DecodedBlocks:
     """Blocks verified in full, of one kind of sampling.
 
     Attributes:
-        logits: [N, G] of the confidence head, before any temperature.
+        logits: [N, G] of the confidence head, before any scaling.
         survived: [N, G], 1 where the draft and all before it were accepted.
     """
 
@@ -37,14 +37,14 @@ class DecodedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Temperatures fitted on all blocks, and errors on blocks they were not fitted on.
+    """A scaling fitted on all blocks, and errors on blocks they were not fitted on.
 
     Attributes:
-        before: calibration error of the survival at each position with the temperatures in use.
-        after: with temperatures fitted on every other block, on the blocks left out.
+        before: calibration error of the survival at each position with the scaling in use.
+        after: with one fitted on every other block, on the blocks left out.
     """
 
-    temperatures: SequentialTemperatures
+    scaling: SequentialScaling
     before: list[float]
     after: list[float]
     num_blocks: int
@@ -55,7 +55,7 @@ async def decode_blocks(
     prompts: Sequence[TaskPrompt],
     *,
     temperature: float,
-    in_use: SequentialTemperatures,
+    in_use: SequentialScaling,
     max_new_tokens: int,
     streams: int,
 ) -> DecodedBlocks:
@@ -65,7 +65,7 @@ async def decode_blocks(
         engines: with a drafter.
         prompts: encoded.
         temperature: 0 is greedy.
-        in_use: the temperatures the engine applies, which are taken out again.
+        in_use: the scaling the engine applies, which is taken out again.
         max_new_tokens: limit of each output.
         streams: prompts side by side.
     """
@@ -93,15 +93,13 @@ async def decode_blocks(
     return DecodedBlocks(raw_logits(confidence, in_use), survived)
 
 
-def raw_logits(confidence: Floats, in_use: SequentialTemperatures) -> Floats:
+def raw_logits(confidence: Floats, in_use: SequentialScaling) -> Floats:
     """Logits of the confidence head from calibrated confidences [N, G]."""
-    clipped = np.clip(confidence.astype(np.float64), _SMALLEST, 1.0 - _SMALLEST)
-    logits: Floats = (np.log(clipped / (1.0 - clipped)) * np.array(in_use.temperatures)).astype(np.float32)
-    return logits
+    return in_use.undo(np.clip(confidence.astype(np.float64), _SMALLEST, 1.0 - _SMALLEST)).astype(np.float32)
 
 
-def fit(blocks: DecodedBlocks, in_use: SequentialTemperatures) -> Fit:
-    """Fit temperatures; the errors reported are on held-out blocks.
+def fit(blocks: DecodedBlocks, in_use: SequentialScaling) -> Fit:
+    """Fit a scaling; the errors reported are on held-out blocks.
 
     Raises:
         ConfigurationError: too few blocks to say anything.
@@ -113,10 +111,10 @@ def fit(blocks: DecodedBlocks, in_use: SequentialTemperatures) -> Fit:
             "raise --limit or --tokens, or name more --prompts"
         )
     is_fitted_on = np.arange(num_blocks) % 2 == 0
-    trial = SequentialTemperatures.fit(blocks.logits[is_fitted_on], blocks.survived[is_fitted_on])
+    trial = SequentialScaling.fit(blocks.logits[is_fitted_on], blocks.survived[is_fitted_on])
     held_out = blocks.logits[~is_fitted_on], blocks.survived[~is_fitted_on]
     return Fit(
-        temperatures=SequentialTemperatures.fit(blocks.logits, blocks.survived),
+        scaling=SequentialScaling.fit(blocks.logits, blocks.survived),
         before=in_use.survival_errors(*held_out),
         after=trial.survival_errors(*held_out),
         num_blocks=num_blocks,

@@ -1,4 +1,4 @@
-"""Sequential Temperature Scaling (paper §3.2.1): confidences that mean what they say, by position."""
+"""Sequential scaling (paper §3.2.1, with offsets): confidences that mean what they say, by position."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from dspark.scheduling.survival import survival
 
 Floats = npt.NDArray[np.floating]
 
-# Temperatures tried at each position: fine steps of one part in twenty, from a tenth to ten.
-_GRID = np.exp(np.linspace(np.log(0.1), np.log(10.0), 93))
+# Temperatures tried at each position: steps of a tenth, from a fifth to five.
+_GRID = np.exp(np.linspace(np.log(0.2), np.log(5.0), 33))
+# Calibration errors of N blocks closer than this over sqrt(N) are as good as equal.
+_NOISE = 0.1
+_LARGEST_OFFSET = 8.0
+_BISECTIONS = 24
 
 
 def expected_calibration_error(
@@ -36,48 +40,59 @@ def expected_calibration_error(
 
 
 @dataclass(frozen=True, slots=True)
-class SequentialTemperatures:
-    """One temperature per block position; dividing a logit by it keeps the order of confidences."""
+class SequentialScaling:
+    """A temperature and an offset per block position: c = sigmoid(logit / T + b), which keeps the order.
+
+    The offset is ours: a head that is too sure by a constant, as one trained on the target's own text and
+    used on drafts is, cannot be mended by temperatures, which leave a confidence of one half where it is.
+    """
 
     # [G], > 0
     temperatures: tuple[float, ...]
+    # [G]
+    offsets: tuple[float, ...]
 
     @classmethod
-    def identity(cls, gamma: int) -> SequentialTemperatures:
+    def identity(cls, gamma: int) -> SequentialScaling:
         """Leaves confidences as they are."""
-        return cls((1.0,) * gamma)
+        return cls((1.0,) * gamma, (0.0,) * gamma)
 
     @classmethod
     def fit(
         cls,
         logits: Floats,  # [N, G] of the confidence head
         survived: npt.NDArray[np.generic],  # [N, G], whether draft k and all before it were accepted
-    ) -> SequentialTemperatures:
-        """Fit on held-out blocks, positions left to right.
+    ) -> SequentialScaling:
+        """Fit on held-out blocks, positions left to right, the earlier positions already fixed.
 
-        At each position the temperature is chosen from a grid so that the calibration error of the
-        *cumulative product* is smallest, with the earlier positions already fixed; of equally good
-        ones the one closest to 1.
+        Each temperature of a grid has one offset with which the mean of the *cumulative product* is what
+        survived. The temperature is chosen whose calibration error of that product is smallest; of those that
+        are as good up to noise, the one closest to 1.
         """
         assert logits.shape == survived.shape, (logits.shape, survived.shape)
         assert logits.ndim == 2, logits.shape
         before = np.ones(logits.shape[0])
-        chosen = []
-        candidates = sorted(_GRID.tolist(), key=lambda temperature: abs(np.log(temperature)))
+        temperatures, offsets = [], []
         for position in range(logits.shape[1]):
-            column = logits[:, position].astype(np.float64)
-            errors = [
-                expected_calibration_error(before * _sigmoid(column / temperature), survived[:, position])
-                for temperature in candidates
-            ]
-            chosen.append(candidates[int(np.argmin(errors))])
-            before = before * _sigmoid(column / chosen[-1])
-        return cls(tuple(chosen))
+            column, outcomes = logits[:, position].astype(np.float64), survived[:, position]
+            temperature, offset = _fit_position(column, before, outcomes)
+            temperatures.append(temperature)
+            offsets.append(offset)
+            before = before * _sigmoid(column / temperature + offset)
+        return cls(tuple(temperatures), tuple(offsets))
 
     def apply(self, logits: Floats) -> npt.NDArray[np.float64]:  # logits [..., G'], G' <= G
         """Calibrated conditional confidences of the shape of `logits`."""
-        temperatures = np.array(self.temperatures[: logits.shape[-1]])
-        return _sigmoid(logits.astype(np.float64) / temperatures)
+        length = logits.shape[-1]
+        scaled = logits.astype(np.float64) / np.array(self.temperatures[:length])
+        return _sigmoid(scaled + np.array(self.offsets[:length]))
+
+    def undo(self, confidence: Floats) -> npt.NDArray[np.float64]:  # confidence [..., G'] in (0, 1)
+        """The logits that `apply` made these confidences of."""
+        length = confidence.shape[-1]
+        scaled = np.log(confidence) - np.log1p(-confidence) - np.array(self.offsets[:length])
+        logits: npt.NDArray[np.float64] = scaled * np.array(self.temperatures[:length])
+        return logits
 
     def survival_errors(self, logits: Floats, survived: npt.NDArray[np.generic]) -> list[float]:
         """Calibration error of the survival at each position, [G]."""
@@ -86,6 +101,36 @@ class SequentialTemperatures:
             expected_calibration_error(predicted[:, position], survived[:, position])
             for position in range(logits.shape[1])
         ]
+
+
+def _fit_position(
+    logits: npt.NDArray[np.float64],  # [N]
+    before: npt.NDArray[np.float64],  # [N] survival up to the position before
+    survived: npt.NDArray[np.generic],  # [N]
+) -> tuple[float, float]:
+    """Temperature and offset of one position."""
+    noise = _NOISE / np.sqrt(max(len(logits), 1))
+    found = []
+    for temperature in _GRID.tolist():
+        offset = _offset_of_mean(logits / temperature, before, float(survived.mean()))
+        predicted = before * _sigmoid(logits / temperature + offset)
+        found.append((expected_calibration_error(predicted, survived), temperature, offset))
+    least = min(error for error, _, _ in found)
+    as_good = [(abs(np.log(one[1])), *one[1:]) for one in found if one[0] <= least + noise]
+    _, temperature, offset = min(as_good)
+    return temperature, offset
+
+
+def _offset_of_mean(scaled: npt.NDArray[np.float64], before: npt.NDArray[np.float64], wanted: float) -> float:
+    """The b with mean(before * sigmoid(scaled + b)) = wanted, by bisection: the mean rises with b."""
+    low, high = -_LARGEST_OFFSET, _LARGEST_OFFSET
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        if float((before * _sigmoid(scaled + middle)).mean()) < wanted:
+            low = middle
+        else:
+            high = middle
+    return 0.5 * (low + high)
 
 
 def _sigmoid(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Fits the calibration of a drafter on held-out blocks (Sequential Temperature Scaling, paper §3.2.1)."""
+"""Fits the calibration of a drafter on held-out blocks (sequential scaling, paper §3.2.1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from dspark.models.calibration import Calibration
 from dspark.models.drafter import DSparkDrafter
-from dspark.scheduling.calibration import SequentialTemperatures
+from dspark.scheduling.calibration import SequentialScaling
 from dspark.training.blocks import BlockBatch
 from dspark.training.losses import LossWeights
 from dspark.training.objective import run_blocks
@@ -30,7 +30,7 @@ class CalibrationResult:
 
 @torch.no_grad()
 def calibrate(drafter: DSparkDrafter, held_out: Sequence[BlockBatch]) -> CalibrationResult:
-    """Fit temperatures for greedy and for sampled decoding.
+    """Fit scalings for greedy and for sampled decoding.
 
     Under teacher forcing a block's survival at k is the product of what was accepted up to k: agreement of
     the argmaxes when greedy, the overlap of the distributions (the chance of acceptance) when sampling.
@@ -47,10 +47,10 @@ def calibrate(drafter: DSparkDrafter, held_out: Sequence[BlockBatch]) -> Calibra
         greedy.append(torch.cumprod(scores.agree[rows], -1).numpy())
         sampling.append(torch.cumprod(scores.overlap[rows], -1).numpy())
     stacked = np.concatenate(logits)
-    identity = SequentialTemperatures.identity(drafter.config.gamma)
+    identity = SequentialScaling.identity(drafter.config.gamma)
     fits, before, after = [], [], []
     for outcomes in (np.concatenate(greedy), np.concatenate(sampling)):
-        fit = SequentialTemperatures.fit(stacked, outcomes)
+        fit = SequentialScaling.fit(stacked, outcomes)
         fits.append(fit)
         before.append(identity.survival_errors(stacked, outcomes))
         after.append(fit.survival_errors(stacked, outcomes))

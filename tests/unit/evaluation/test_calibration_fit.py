@@ -8,7 +8,7 @@ from dspark.errors import ConfigurationError
 from dspark.evaluation.block_log import BlockLog
 from dspark.evaluation.calibration_fit import DecodedBlocks, fit, raw_logits
 from dspark.evaluation.generation import Generation
-from dspark.scheduling.calibration import SequentialTemperatures
+from dspark.scheduling.calibration import SequentialScaling
 
 GAMMA = 3
 
@@ -64,9 +64,9 @@ async def test_rounds_without_blocks_give_empty_arrays_of_the_right_width():
     assert confidence.shape == survived.shape == (0, GAMMA)
 
 
-def test_the_temperatures_in_use_are_taken_out_of_the_confidences():
+def test_the_scaling_in_use_is_taken_out_of_the_confidences():
     logits = np.array([[-3.0, 0.5, 4.0]], dtype=np.float32)
-    in_use = SequentialTemperatures((0.5, 1.0, 2.0))
+    in_use = SequentialScaling((0.5, 1.0, 2.0), (0.0, -0.4, 1.0))
     confidence = in_use.apply(logits).astype(np.float32)
     assert raw_logits(confidence, in_use) == pytest.approx(logits, abs=1e-2)
 
@@ -79,13 +79,13 @@ def overconfident_blocks(num_blocks):
 
 
 def test_a_fit_finds_the_temperature_and_lowers_the_error_on_held_out_blocks():
-    fitted = fit(overconfident_blocks(6000), SequentialTemperatures.identity(GAMMA))
+    fitted = fit(overconfident_blocks(6000), SequentialScaling.identity(GAMMA))
     assert fitted.num_blocks == 6000
-    assert fitted.temperatures.temperatures[0] == pytest.approx(2.5, rel=0.25)
+    assert fitted.scaling.temperatures[0] == pytest.approx(2.5, rel=0.25)
     assert all(after < before for before, after in zip(fitted.before, fitted.after, strict=True))
     assert max(fitted.after) < 0.04
 
 
 def test_too_few_blocks_are_refused_with_the_mend():
     with pytest.raises(ConfigurationError, match=r"only 10 whole blocks.*raise --limit"):
-        fit(overconfident_blocks(10), SequentialTemperatures.identity(GAMMA))
+        fit(overconfident_blocks(10), SequentialScaling.identity(GAMMA))

@@ -13,7 +13,7 @@ from dspark.evaluation.speed import LoopSystem, StockSystem
 from dspark.evaluation.stock import StockModel, cut_after
 from dspark.evaluation.tasks import TaskPrompt
 from dspark.evaluation.threads import one_thread
-from dspark.scheduling.calibration import SequentialTemperatures
+from dspark.scheduling.calibration import SequentialScaling
 
 PROMPTS = [
     TaskPrompt("t", number, "", tuple((number + k) % 5 for k in range(3 + number))) for number in range(4)
@@ -78,7 +78,7 @@ async def test_blocks_of_real_rounds_carry_their_outcomes(tiny):
         engines,
         PROMPTS,
         temperature=1.0,
-        in_use=SequentialTemperatures.identity(gamma),
+        in_use=SequentialScaling.identity(gamma),
         max_new_tokens=24,
         streams=3,
     )

@@ -16,7 +16,7 @@ from dspark.models.calibration import Calibration
 from dspark.models.checkpoint import build_drafter, load_drafter, save_drafter
 from dspark.models.config import DrafterConfig, read_config, write_config
 from dspark.models.drafter import DSparkDrafter
-from dspark.scheduling.calibration import SequentialTemperatures
+from dspark.scheduling.calibration import SequentialScaling
 
 CONFIG = DrafterConfig(
     vocab_size=40,
@@ -160,21 +160,30 @@ def test_a_directory_without_a_drafter_is_refused(tmp_path: Path) -> None:
 
 
 def test_calibration_keeps_the_order_and_applies_the_set_of_the_request(tmp_path: Path) -> None:
-    Calibration(SequentialTemperatures((0.5, 1.0)), SequentialTemperatures((2.0, 1.0))).write(tmp_path)
+    greedy, sampling = SequentialScaling((0.5, 1.0), (0.0, 0.3)), SequentialScaling((2.0, 1.0), (-0.4, 0.3))
+    Calibration(greedy, sampling).write(tmp_path)
     calibration = Calibration.read(tmp_path, 2)
     logits = np.array([[1.0, -1.0], [1.0, -1.0]], dtype=np.float32)
     confidence = calibration.apply(logits, np.array([True, False]))
     assert confidence[0, 0] == pytest.approx(1 / (1 + np.exp(-2.0)))
-    assert confidence[1, 0] == pytest.approx(1 / (1 + np.exp(-0.5)))
+    assert confidence[1, 0] == pytest.approx(1 / (1 + np.exp(0.4 - 0.5)))
     assert confidence[0, 1] == confidence[1, 1]
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", '{"greedy": [], "sampling": []}', '{"greedy": [1, 0], "sampling": [1, 1]}']
+    "text",
+    [
+        "{}",
+        '{"greedy": [1, 1], "sampling": [1, 1]}',
+        '{"greedy": {"temperatures": [1, 1]}, "sampling": {"temperatures": [1, 1]}}',
+        '{"greedy": {"temperatures": [1, 0], "offsets": [0, 0]}}',
+        '{"greedy": {"temperatures": [1, 1], "offsets": [0, NaN]}}',
+        '{"greedy": {"temperatures": [1], "offsets": [0, 0]}}',
+    ],
 )
 def test_a_broken_calibration_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "calibration.json").write_text(text)
-    with pytest.raises(ModelMismatchError, match="positive temperatures"):
+    with pytest.raises(ModelMismatchError, match="positive `temperatures`"):
         Calibration.read(tmp_path, 2)
 
 
