@@ -12,12 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 
-import numpy as np
-
 from dspark.scheduling.capacity import CapacityCurve
-
-# Sizes whose speed is looked up at once; far fewer than a large batch could reach.
-_LOOKUP_LEN = 256
 
 
 def allocate_early_stop(
@@ -49,18 +44,17 @@ def allocate_early_stop(
     # (-survival, position in the block, request)
     candidates = [(-confidence, 0, index) for confidence, index in firsts if confidence is not None]
     heapify(candidates)
-    speeds = _Speeds(curve, base_tokens + len(confidences))
     expected_committed = float(len(confidences))
-    best = expected_committed * speeds[0]
-    num_admitted = 0
+    num_tokens = base_tokens + len(confidences)
+    best = expected_committed * curve.steps_per_second(num_tokens)
     while candidates:
         negative_survival, position, index = candidates[0]
-        gained = (expected_committed - negative_survival) * speeds[num_admitted + 1]
+        gained = (expected_committed - negative_survival) * curve.steps_per_second(num_tokens + 1)
         if gained <= best:
             break
         best = gained
         expected_committed -= negative_survival
-        num_admitted += 1
+        num_tokens += 1
         prefix_lens[index] = position + 1
         following = next(streams[index], None)
         if following is None:
@@ -78,18 +72,3 @@ def allocate_fixed(block_lens: Sequence[int], prefix_len: int) -> list[int]:
 def allocate_off(num_requests: int) -> list[int]:
     """Plain decoding."""
     return [0] * num_requests
-
-
-class _Speeds:
-    """SPS by number of admitted drafts, looked up in slices."""
-
-    def __init__(self, curve: CapacityCurve, num_tokens: int) -> None:
-        self._curve = curve
-        self._num_tokens = num_tokens
-        self._known: list[float] = []
-
-    def __getitem__(self, num_admitted: int) -> float:
-        if num_admitted >= len(self._known):
-            sizes = self._num_tokens + len(self._known) + np.arange(_LOOKUP_LEN)
-            self._known.extend((1.0 / (self._curve.draft_s + self._curve.steps_s(sizes))).tolist())
-        return self._known[num_admitted]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ class CapacityCurve:
     seconds: tuple[float, ...]
     # seconds that every round spends before its step
     draft_s: float = 0.0
+    # seconds by size, as far as anyone has asked
+    _known: list[float] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def from_points(cls, step_cost: Sequence[tuple[int, float]], *, draft_s: float = 0.0) -> CapacityCurve:
@@ -46,7 +48,7 @@ class CapacityCurve:
 
     def with_draft_cost(self, draft_s: float) -> CapacityCurve:
         """The same steps behind another draft cost."""
-        return CapacityCurve(self.sizes, self.seconds, draft_s)
+        return replace(self, draft_s=draft_s)
 
     def check_rises(self) -> None:
         """Refuse a curve that cannot tell a small step from a large one.
@@ -62,7 +64,10 @@ class CapacityCurve:
 
     def step_s(self, batch_tokens: int) -> float:
         """Seconds of one step of the target."""
-        return float(self.steps_s(np.array([batch_tokens]))[0])
+        known = self._known
+        if batch_tokens >= len(known):
+            known.extend(self.steps_s(np.arange(len(known), 2 * batch_tokens + 1)).tolist())
+        return known[batch_tokens]
 
     def steps_s(self, batch_tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         """Seconds of one step for several sizes."""

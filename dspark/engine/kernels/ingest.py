@@ -84,7 +84,7 @@ class NativeContext:
             hidden_size,
             self._num_kv_heads,
             head_dim,
-            torch.get_num_threads(),
+            1 if num_rows <= 16 else torch.get_num_threads(),
             weights.eps,
         )
         self._call(ctypes.byref(args))
