@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from dspark.decoding.drafting import draft_tokens
 from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, SparseProbs
 from dspark.engine.block_slots import BlockSlots
 from dspark.engine.kernels.markov import NativeMarkovHead
-from dspark.engine.linear import PackedLinear, WeightArena, make_linear, pack_linears
+from dspark.engine.linear import PackedLinear, WeightArena, make_linear
 from dspark.models.calibration import Calibration
 from dspark.models.drafter import DSparkDrafter
 
@@ -24,12 +25,12 @@ class _Drafts:
 
     Attributes:
         token_ids: [T] int64.
-        embedded: [T, rank] embeddings of the tokens before them.
+        confidence_logits: [T] float32; None without a confidence head.
         probs: by slot, what the token was drawn from, where it was.
     """
 
     token_ids: Tensor
-    embedded: Tensor
+    confidence_logits: Tensor | None
     probs: dict[int, SparseProbs] = field(default_factory=dict)
 
 
@@ -41,8 +42,6 @@ class DraftHeads:
         self._markov = drafter.markov_head
         self._bias = make_linear(drafter.markov_head.markov_w2.weight, arena=arena)
         self._confidence_head = drafter.confidence_head
-        if self._confidence_head is not None:
-            pack_linears(self._confidence_head, arena)
         self._calibration = calibration
         self._token_map = drafter.d2t if drafter.config.draft_vocab_size else None
         self._native = self._native_markov()
@@ -54,8 +53,8 @@ class DraftHeads:
         hidden: Tensor,  # [T, H]
     ) -> list[DraftBlock]:
         """The blocks of the requests from the hidden states of their slots."""
-        drafts = self._tokens(requests, slots, self._head(hidden))
-        confidence = self._confidence(requests, slots, hidden, drafts.embedded)
+        drafts = self._tokens(requests, slots, hidden, self._head(hidden))
+        confidence = self._confidence(requests, slots, drafts.confidence_logits)
         token_ids = drafts.token_ids.to(torch.int32).numpy()
         return [
             DraftBlock(
@@ -73,34 +72,53 @@ class DraftHeads:
         embeddings = self._markov.markov_w1.weight.detach()
         if not isinstance(self._bias, PackedLinear) or embeddings.dtype != torch.bfloat16:
             return None
-        return NativeMarkovHead(self._bias.kernels, embeddings, self._bias.packed, self._token_map)
+        confidence = None
+        if self._confidence_head is not None:
+            projection = self._confidence_head.proj
+            confidence = projection.weight.detach()[0], float(projection.bias.detach())
+        return NativeMarkovHead(
+            self._bias.kernels, embeddings, self._bias.packed, self._token_map, confidence
+        )
 
-    def _tokens(self, requests: Sequence[DraftRequest], slots: BlockSlots, base_logits: Tensor) -> _Drafts:
+    def _tokens(
+        self, requests: Sequence[DraftRequest], slots: BlockSlots, hidden: Tensor, base_logits: Tensor
+    ) -> _Drafts:
         """Draft greedily in one call, and step by step what is sampled."""
         is_greedy = np.array([one.sampling.acceptance is Acceptance.GREEDY for one in requests])
         if self._native is None or not is_greedy.any():
-            return self._by_steps(requests, slots, base_logits)
+            return self._by_steps(requests, slots, hidden, base_logits)
         anchors = torch.tensor([one.anchor_token for one in requests])
         if is_greedy.all():
-            return _Drafts(*self._native.draft(base_logits, anchors, torch.from_numpy(slots.first)))
+            all_drafts = self._native.draft(hidden, base_logits, anchors, torch.from_numpy(slots.first))
+            return _Drafts(all_drafts.token_ids, all_drafts.confidence_logits)
         greedy, sampled = np.flatnonzero(is_greedy), np.flatnonzero(~is_greedy)
         mine, my_rows = slots.of_requests(greedy)
         others, other_rows = slots.of_requests(sampled)
-        first = torch.from_numpy(mine.first)
-        drafts = _Drafts(*self._native.draft(base_logits[my_rows], anchors[torch.from_numpy(greedy)], first))
-        drawn = self._by_steps([requests[int(row)] for row in sampled], others, base_logits[other_rows])
+        drafts = self._native.draft(
+            hidden[my_rows],
+            base_logits[my_rows],
+            anchors[torch.from_numpy(greedy)],
+            torch.from_numpy(mine.first),
+        )
+        asked = [requests[int(row)] for row in sampled]
+        drawn = self._by_steps(asked, others, hidden[other_rows], base_logits[other_rows])
         order = torch.cat((my_rows, other_rows)).argsort()
+        confidences = None
+        if drafts.confidence_logits is not None and drawn.confidence_logits is not None:
+            confidences = torch.cat((drafts.confidence_logits, drawn.confidence_logits))[order]
         return _Drafts(
             torch.cat((drafts.token_ids, drawn.token_ids))[order],
-            torch.cat((drafts.embedded, drawn.embedded))[order],
+            confidences,
             {int(other_rows[row]): probs for row, probs in drawn.probs.items()},
         )
 
-    def _by_steps(self, requests: Sequence[DraftRequest], slots: BlockSlots, base_logits: Tensor) -> _Drafts:
+    def _by_steps(
+        self, requests: Sequence[DraftRequest], slots: BlockSlots, hidden: Tensor, base_logits: Tensor
+    ) -> _Drafts:
         """Eqs. 4-5: each slot's logits are biased by the token drafted before it."""
         token_ids = torch.empty(len(base_logits), dtype=torch.int64)
         embedded = base_logits.new_empty((len(base_logits), self._markov.markov_w1.embedding_dim))
-        drafts = _Drafts(token_ids, embedded)
+        found_probs: dict[int, SparseProbs] = {}
         for step in range(int(slots.counts.max())):
             members = np.flatnonzero(slots.counts > step)
             rows = torch.from_numpy(slots.first[members] + step)
@@ -116,21 +134,18 @@ class DraftHeads:
             )
             token_ids[rows] = torch.from_numpy(chosen).to(torch.int64)
             found = zip(rows.tolist(), probs, strict=True)
-            drafts.probs.update({row: support for row, support in found if support is not None})
-        return drafts
+            found_probs.update({row: support for row, support in found if support is not None})
+        head = self._confidence_head
+        return _Drafts(token_ids, None if head is None else head(hidden, embedded), found_probs)
 
     def _confidence(
-        self,
-        requests: Sequence[DraftRequest],
-        slots: BlockSlots,
-        hidden: Tensor,  # [T, H]
-        embedded: Tensor,  # [T, rank]
-    ) -> np.ndarray:
+        self, requests: Sequence[DraftRequest], slots: BlockSlots, found: Tensor | None
+    ) -> npt.NDArray[np.float32]:
         """Calibrated confidences [R, the longest block] (eq. 7); ones without a confidence head."""
         logits = np.zeros((len(requests), int(slots.counts.max())), dtype=np.float32)
-        if self._confidence_head is None:
+        if found is None:
             return np.ones_like(logits)
-        logits[slots.request, slots.offset] = self._confidence_head(hidden, embedded).numpy()
+        logits[slots.request, slots.offset] = found.numpy()
         is_greedy = np.array([one.sampling.acceptance is Acceptance.GREEDY for one in requests])
         return self._calibration.apply(logits, is_greedy)
 

@@ -1,5 +1,6 @@
 // The sequential head of a drafter, greedily: each slot's logits are biased by the token drafted before it, and the
-// greatest of them is drafted. One call for all slots and requests: a slot is too little work for calls of its own.
+// greatest of them is drafted, with the confidence in it. One call for all slots and requests: a slot is too little work
+// for calls of its own.
 #pragma once
 
 #include <vector>
@@ -20,9 +21,26 @@ struct MarkovArgs {
   void* inputs;                  // [R, K] scratch
   void* biases;                  // [R, V] scratch
   int64_t* token_ids;            // [T]
+  const void* hidden;            // [T, H]
+  const float* confidence_row;   // [H + K] weights of the confidence head, null: there is none
+  float* confidences;            // [T] its logits
   int64_t num_requests;
-  int32_t rank, num_draft_tokens, num_threads;
+  int32_t rank, num_draft_tokens, hidden_size, num_threads;
+  float confidence_bias;
 };
+
+inline FloatVec dot_lanes(const BFloat16* x, const float* weights, int64_t size) {
+  FloatVec sum = {};
+  for (int64_t i = 0; i < size; i += kLanes) sum += load(x + i) * load(weights + i);
+  return sum;
+}
+
+// w [h; W1[x]] + b of a slot.
+inline float confidence_logit(const MarkovArgs& a, int64_t slot) {
+  const FloatVec own = dot_lanes((const BFloat16*)a.hidden + slot * a.hidden_size, a.confidence_row, a.hidden_size);
+  const float* row = a.confidence_row + a.hidden_size;
+  return sum_lanes(own + dot_lanes((const BFloat16*)a.embedded + slot * a.rank, row, a.rank)) + a.confidence_bias;
+}
 
 // The sums of logits and biases in [begin, end), rounded as the model rounds them.
 inline BestTwo best_two_sums(const BFloat16* logits, const BFloat16* biases, int64_t begin, int64_t end) {
@@ -68,6 +86,8 @@ inline bool draft_slots(const MarkovArgs& a, int64_t step) {
 
 inline void draft_greedily(const MarkovArgs& a) {
   for (int64_t step = 0; draft_slots(a, step);) step++;
+  if (!a.confidence_row) return;
+  for (int64_t slot = 0; slot < a.first_slots[a.num_requests]; slot++) a.confidences[slot] = confidence_logit(a, slot);
 }
 
 }  // namespace dspark

@@ -1,28 +1,46 @@
-"""Typed call into the native sequential head of a drafter."""
+"""Typed call into the native sequential head of a drafter and its confidence head."""
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dspark.engine.kernels.native import NativeKernels, PackedWeight
 
-_pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
 class _MarkovArgs(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("base_logits", "embeddings", "packed", "token_map", "anchors")),
         *((name, _pointer) for name in ("first_slots", "embedded", "inputs", "biases", "token_ids")),
+        *((name, _pointer) for name in ("hidden", "confidence_row", "confidences")),
         ("num_requests", _int64),
-        *((name, _int32) for name in ("rank", "num_draft_tokens", "num_threads")),
+        *((name, _int32) for name in ("rank", "num_draft_tokens", "hidden_size", "num_threads")),
+        ("confidence_bias", _float),
     )
 
 
+@dataclass(frozen=True, slots=True)
+class GreedyDrafts:
+    """Drafts of T slots.
+
+    Attributes:
+        token_ids: [T] int64.
+        embedded: [T, rank] embeddings of the tokens before them.
+        confidence_logits: [T] float32; None without a confidence head.
+    """
+
+    token_ids: Tensor
+    embedded: Tensor
+    confidence_logits: Tensor | None
+
+
 class NativeMarkovHead:
-    """Greedy drafts of a first-order head in bfloat16 (paper eqs. 4-5)."""
+    """Greedy drafts of a first-order head in bfloat16, and confidences in them (paper eqs. 4-5 and 7)."""
 
     def __init__(
         self,
@@ -30,6 +48,7 @@ class NativeMarkovHead:
         embeddings: Tensor,  # [V, rank], W1
         biases: PackedWeight,  # W2, [Vd, rank]
         token_map: Tensor | None,  # [Vd] int64
+        confidence: tuple[Tensor, float] | None,  # weights [H + rank] and bias
     ) -> None:
         assert embeddings.dtype == torch.bfloat16, embeddings.dtype
         assert embeddings.shape[1] == biases.in_features, embeddings.shape
@@ -37,38 +56,52 @@ class NativeMarkovHead:
         self._embeddings = embeddings.contiguous()
         self._biases = biases
         self._token_map = token_map
+        row, self._confidence_bias = confidence if confidence is not None else (None, 0.0)
+        self._confidence_row = None if row is None else row.float().contiguous()
 
     def draft(
         self,
-        base_logits: Tensor,  # [T, Vd] bfloat16, the slots of each request behind one another
+        hidden: Tensor,  # [T, H] bfloat16, the slots of each request behind one another
+        base_logits: Tensor,  # [T, Vd] bfloat16
         anchors: Tensor,  # [R] int64
         first_slots: Tensor,  # [R + 1] int64
-    ) -> tuple[Tensor, Tensor]:
-        """Draft a token for every slot.
-
-        Returns:
-            Token ids [T] int64, and the embeddings of the tokens before them [T, rank].
-        """
+    ) -> GreedyDrafts:
+        """Draft a token for every slot."""
         num_slots, width = base_logits.shape
         num_requests, rank = len(anchors), self._embeddings.shape[1]
-        assert base_logits.dtype == torch.bfloat16, base_logits.dtype
-        assert base_logits.is_contiguous(), base_logits.stride()
+        for states in (hidden, base_logits):
+            assert states.dtype == torch.bfloat16, states.dtype
+            assert states.is_contiguous(), states.stride()
         assert width == self._biases.out_features, base_logits.shape
         embedded, inputs, biases = (
             torch.empty(shape, dtype=torch.bfloat16)
             for shape in ((num_slots, rank), (num_requests, rank), (num_requests, width))
         )
         token_ids = torch.empty(num_slots, dtype=torch.int64)
+        confidences = None if self._confidence_row is None else torch.empty(num_slots)
+        tensors = (
+            base_logits,
+            self._embeddings,
+            self._biases.words,
+            self._token_map,
+            anchors,
+            first_slots,
+            embedded,
+            inputs,
+            biases,
+            token_ids,
+            hidden,
+            self._confidence_row,
+            confidences,
+        )
         args = _MarkovArgs(
-            base_logits.data_ptr(),
-            self._embeddings.data_ptr(),
-            self._biases.words.data_ptr(),
-            None if self._token_map is None else self._token_map.data_ptr(),
-            *(one.data_ptr() for one in (anchors, first_slots, embedded, inputs, biases, token_ids)),
+            *(None if one is None else one.data_ptr() for one in tensors),
             num_requests,
             rank,
             width,
+            hidden.shape[1],
             torch.get_num_threads(),
+            self._confidence_bias,
         )
         self._call(ctypes.byref(args))
-        return token_ids, embedded
+        return GreedyDrafts(token_ids, embedded, confidences)

@@ -93,7 +93,8 @@ def test_greedy_drafts_of_one_native_call_are_those_made_step_by_step(cache_dir:
     native = blocks_of(cache_dir, asked, is_native=True, seed=seed)
     for mine, other in zip(native, blocks_of(cache_dir, asked, is_native=False, seed=seed), strict=True):
         assert list(mine.token_ids) == list(other.token_ids)
-        np.testing.assert_array_equal(mine.confidence, other.confidence)
+        # the module rounds its logit to bfloat16
+        np.testing.assert_allclose(mine.confidence, other.confidence, atol=0.01)
         assert set(mine.token_ids) <= set(range(13, 83))
 
 
