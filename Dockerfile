@@ -32,7 +32,7 @@ RUN python -m venv --system-site-packages /opt/protoc \
     && dspark prepare --cache-dir /opt/cache > prepared.txt \
     && ln -s "$(sed -n 's/^prepared //p' prepared.txt)" /opt/cache/target \
     && chmod -R a+rX /opt/dspark \
-    && ln -s "$(python -c 'from dspark.cli.paths import shipped_drafter_dir as d; print(d())')" /opt/cache/drafter
+    && ln -s "$(python -P -c 'from dspark.cli.paths import shipped_drafter_dir as d; print(d())')" /opt/cache/drafter
 
 FROM ${BASE}
 # The kernels are compiled for the processor they run on, at the first start: the building one may be another.
