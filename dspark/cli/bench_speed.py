@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--policy",
-        choices=("early-stop", "fixed"),
+        choices=("early-stop", "barrier", "threshold", "fixed"),
         default="early-stop",
         help="how DSpark schedules (default: early-stop)",
     )

@@ -12,7 +12,7 @@ from typing import Any
 from dspark.cli.paths import DEFAULT_TARGET_NAME, is_drafter_dir, shipped_drafter_dir
 from dspark.errors import ConfigurationError
 
-POLICIES = ("early-stop", "fixed", "off")
+POLICIES = ("early-stop", "barrier", "threshold", "fixed", "off")
 SERVICES = ("drafter", "verifier", "scheduler", "gateway")
 _TYPES: dict[str, type] = {
     "target": str,

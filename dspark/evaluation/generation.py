@@ -133,7 +133,7 @@ class LocalDecoder:
 
         Args:
             engines: shared with other decoders that are idle meanwhile.
-            policy: "early-stop", "fixed" (the full block), "off", or a planner.
+            policy: as `planner_of` names it ("fixed" is the full block), or a planner.
             wrap: puts something between the loop and the drafter, to watch the blocks.
         """
         worker = engines.worker

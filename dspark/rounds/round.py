@@ -139,7 +139,9 @@ class Round:
             block = blocks.get(live.request_id)
             # Never more than the output has room for beside the bonus token.
             confidences.append(block.confidence[: live.num_remaining - 1].tolist() if block else ())
-        prefix_lens = self._planner.plan(confidences, num_prefill_tokens)
+        prefix_lens = self._planner.plan(
+            [live.request_id for live in decoding], confidences, num_prefill_tokens
+        )
         tasks = []
         for live, confidence, prefix_len in zip(decoding, confidences, prefix_lens, strict=True):
             item = _verify_item(live, blocks.get(live.request_id), prefix_len)

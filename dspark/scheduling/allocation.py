@@ -1,16 +1,19 @@
 """Chooses how long a prefix of each block is verified.
 
 Losslessness rests on non-anticipation (paper §3.2.2, Appendix A): whether draft k is verified must not
-depend on the value of draft k, nor on anything computed from it, such as confidence[k+1]. Here that
-holds by construction: confidences come as iterators, and confidence[k+1] is pulled only after draft k
-was admitted for good. `confidence[0]` follows from committed tokens alone. A search that may take
-admissions back, or that goes on after one that did not pay, would break this.
+depend on the value of draft k, nor on anything computed from it, such as confidence[k+1]. For the early
+stop and the threshold that holds by construction: confidences come as iterators, and confidence[k+1] is
+pulled only after draft k was admitted for good. `confidence[0]` follows from committed tokens alone. A
+search that may take admissions back, or that goes on after one that did not pay, would break this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
+from itertools import takewhile
+
+import numpy as np
 
 from dspark.scheduling.capacity import CapacityCurve
 
@@ -67,6 +70,38 @@ def allocate_early_stop(
 def allocate_fixed(block_lens: Sequence[int], prefix_len: int) -> list[int]:
     """The same prefix length for all, whatever the load; trivially causal."""
     return [min(block_len, prefix_len) for block_len in block_lens]
+
+
+def allocate_threshold(confidences: Sequence[Iterable[float]], threshold: float) -> list[int]:
+    """Each block up to its first confidence below `threshold` (the diagnostic of the paper's Fig. 5).
+
+    Causal: confidence[k] follows from the drafts before k, and is pulled only once these are admitted.
+    """
+    prefix_lens = []
+    for confidence in confidences:
+        admitted = takewhile(lambda value: value >= threshold, confidence)
+        prefix_lens.append(sum(1 for _ in admitted))
+    return prefix_lens
+
+
+def allocate_top(confidences: Sequence[Sequence[float]], budget: int) -> list[int]:
+    """The `budget` drafts that survive best: ties go to the earlier position, then to the earlier request.
+
+    Causal only where the budget is: see `dspark.scheduling.barrier`, which also says why.
+    """
+    num_requests, longest = len(confidences), max(map(len, confidences), default=0)
+    if budget <= 0 or longest == 0:
+        return [0] * num_requests
+    # [longest, R], so that a stable sort keeps earlier positions, then earlier requests, first
+    conditional = np.zeros((longest, num_requests))
+    is_draft = np.zeros((longest, num_requests), dtype=bool)
+    for column, confidence in enumerate(confidences):
+        conditional[: len(confidence), column] = confidence
+        is_draft[: len(confidence), column] = True
+    rank = np.where(is_draft, -np.cumprod(conditional, axis=0), np.inf).ravel()
+    chosen = np.argsort(rank, kind="stable")[: min(budget, int(is_draft.sum()))]
+    prefix_lens: list[int] = np.bincount(chosen % num_requests, minlength=num_requests).tolist()
+    return prefix_lens
 
 
 def allocate_off(num_requests: int) -> list[int]:

@@ -39,7 +39,7 @@ async def load_scheduler_service(settings: SchedulerSettings) -> AsyncIterator[S
         ServiceUnavailableError: the verifier did not come up in time.
         ModelMismatchError, ConfigurationError: the parts do not fit.
     """
-    planner = planner_of(settings.policy, fixed_len=settings.fixed_len)
+    planner = planner_of(settings.policy, fixed_len=settings.fixed_len, threshold=settings.threshold)
     async with AsyncExitStack() as stack:
         verifier, drafter = await _open_peers(settings, stack)
         store, writer = _open_store(settings, stack)

@@ -21,10 +21,13 @@ class SchedulerSettings(ServiceSettings):
     redis_url: SecretStr = Field(
         SecretStr(""), description="redis://host:port or unix:///path/of/socket of the store; empty: none."
     )
-    policy: Literal["early-stop", "fixed", "off"] = Field(
+    policy: Literal["early-stop", "barrier", "threshold", "fixed", "off"] = Field(
         "early-stop", description="How prefixes are chosen."
     )
     fixed_len: int = Field(7, ge=0, description="Drafts verified of every block under policy fixed.")
+    threshold: float = Field(
+        0.5, ge=0, le=1, description="Least confidence of a draft that is verified under policy threshold."
+    )
     max_running: int = Field(64, ge=1, description="Requests that hold pages of the verifier at once.")
     max_waiting: int = Field(256, ge=0, description="Requests that wait beyond them; more are refused.")
     step_timeout_s: float = Field(30.0, gt=0, description="A step of the verifier that takes longer failed.")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from dspark.scheduling.allocation import allocate_early_stop, allocate_fixed
+from dspark.scheduling.allocation import (
+    allocate_early_stop,
+    allocate_fixed,
+    allocate_threshold,
+    allocate_top,
+)
 from dspark.scheduling.capacity import CapacityCurve
 from dspark.scheduling.survival import survival
 
@@ -17,6 +22,9 @@ Policy = Callable[[Iterator[float]], int]
 APPENDIX_A_CURVE = CapacityCurve.from_points([(1, 1.0), (2, 1 / 0.5), (3, 1 / 0.45)])
 # A step of four tokens costs this much more than one of one token.
 _EXTRA_COSTS = (0.15, 0.9, 1.8)
+_THRESHOLDS = (0.2, 0.5, 0.8)
+# Confidences of a request beside the one looked at; the last ties with much.
+_OTHER_BLOCKS = ((0.3, 0.9), (0.7, 0.6), (0.5, 0.5))
 
 
 def early_stop(curve: CapacityCurve) -> Policy:
@@ -27,6 +35,22 @@ def early_stop(curve: CapacityCurve) -> Policy:
 def fixed(prefix_len: int) -> Policy:
     """The same length always; 0 is plain decoding."""
     return lambda confidences: allocate_fixed([len(list(confidences))], prefix_len)[0]
+
+
+def threshold(least: float) -> Policy:
+    """Up to the first confidence below it."""
+    return lambda confidences: allocate_threshold([confidences], least)[0]
+
+
+def beside(other: Sequence[float], budget: int, *, comes_first: bool) -> Policy:
+    """The share of a block in a budget that it fills together with another request's block."""
+
+    def choose(confidences: Iterator[float]) -> int:
+        own = list(confidences)
+        blocks = [own, other] if comes_first else [other, own]
+        return allocate_top(blocks, budget)[0 if comes_first else 1]
+
+    return choose
 
 
 def retrospective(curve: CapacityCurve) -> Policy:
@@ -44,10 +68,17 @@ def retrospective(curve: CapacityCurve) -> Policy:
 
 
 def shipped_policies(gamma: int) -> dict[str, Policy]:
-    """Every policy that ships, early stop on several curves."""
+    """Every policy that ships: early stop on several curves, thresholds, the barrier's fill beside others."""
     policies = {f"fixed {length}": fixed(length) for length in range(gamma + 1)}
     for extra in _EXTRA_COSTS:
         curve = CapacityCurve.from_points([(1, 1.0), (4, 1.0 + extra)])
         policies[f"early stop, +{100 * extra:.0f} %"] = early_stop(curve)
     policies["early stop, appendix A"] = early_stop(APPENDIX_A_CURVE)
+    policies |= {f"threshold {least:g}": threshold(least) for least in _THRESHOLDS}
+    # The barrier's budget does not depend on this round's drafts: any will do, beside any other block.
+    policies |= {
+        f"{budget} drafts beside {other}": beside(other, budget, comes_first=budget % 2 == 0)
+        for budget in range(2 * gamma + 1)
+        for other in _OTHER_BLOCKS
+    }
     return policies

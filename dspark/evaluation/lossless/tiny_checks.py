@@ -25,6 +25,8 @@ _TEMPERATURE = 1.0
 # Tokens of an output whose distribution is compared; the output goes on, so that whole blocks are drafted.
 _NUM_COMPARED, _NUM_SAMPLED = 3, 8
 _PROMPT = (1, 3, 0, 2)
+# Of a random drafter, whose confidences are spread around one half.
+_THRESHOLD = 0.4
 
 
 class ChangingPlanner:
@@ -46,7 +48,9 @@ class ChangingPlanner:
         """Another one in every round."""
         return 1 + self._num_rounds % gamma
 
-    def plan(self, confidences: Sequence[Sequence[float]], num_prefill_tokens: int) -> list[int]:
+    def plan(
+        self, request_ids: Sequence[str], confidences: Sequence[Sequence[float]], num_prefill_tokens: int
+    ) -> list[int]:
         """By round and place in the batch."""
         return [
             min(len(confidence), (self._num_rounds + 3 * place) % self._num_lens)
@@ -119,7 +123,8 @@ def exact_distribution(model: StockModel) -> dict[tuple[int, ...], float]:
 def _planners(engines: Engines) -> list[Planner]:
     assert engines.drafter is not None
     gamma = engines.drafter.info.gamma
-    return [planner_of("fixed", fixed_len=gamma), ChangingPlanner(gamma)]
+    shipped = [planner_of(name, threshold=_THRESHOLD) for name in ("barrier", "threshold")]
+    return [planner_of("fixed", fixed_len=gamma), ChangingPlanner(gamma), *shipped]
 
 
 def _requests(count: int, temperature: float) -> list[GenerationRequest]:

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark.scheduling.allocation import allocate_early_stop, allocate_fixed, allocate_off
+from dspark.scheduling.allocation import (
+    allocate_early_stop,
+    allocate_fixed,
+    allocate_off,
+    allocate_threshold,
+    allocate_top,
+)
 from dspark.scheduling.capacity import CapacityCurve
 from dspark.scheduling.survival import survival
 
@@ -122,3 +128,46 @@ def test_requests_without_a_block_and_no_requests_are_fine():
 def test_fixed_and_off_ignore_the_load():
     assert allocate_fixed([7, 3, 0], 4) == [4, 3, 0]
     assert allocate_off(3) == [0, 0, 0]
+
+
+@given(blocks=confidences, budget=st.integers(0, 20))
+@settings(max_examples=200, deadline=None)
+def test_a_budget_goes_to_the_drafts_that_survive_best(blocks, budget):
+    prefix_lens = allocate_top(blocks, budget)
+    lengths = [len(block) for block in blocks]
+    assert all(0 <= one <= length for one, length in zip(prefix_lens, lengths, strict=True))
+    assert sum(prefix_lens) == min(budget, sum(lengths))
+    alive = [survival(np.array(block)) for block in blocks]
+    inside = [value for one, taken in zip(alive, prefix_lens, strict=True) for value in one[:taken]]
+    outside = [value for one, taken in zip(alive, prefix_lens, strict=True) for value in one[taken:]]
+    assert not inside or not outside or min(inside) >= max(outside)
+
+
+def test_ties_for_a_budget_go_to_the_earlier_position_then_to_the_earlier_request():
+    blocks = [[0.5, 1.0], [0.5, 1.0], [0.5]]
+    assert [allocate_top(blocks, budget) for budget in range(6)] == [
+        [0, 0, 0],
+        [1, 0, 0],
+        [1, 1, 0],
+        [1, 1, 1],
+        [2, 1, 1],
+        [2, 2, 1],
+    ]
+
+
+@given(blocks=confidences, budget=st.integers(1, 12), data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_whether_a_draft_fills_the_budget_does_not_depend_on_what_is_said_behind_it(blocks, budget, data):
+    row = data.draw(st.integers(0, len(blocks) - 1))
+    kept = data.draw(st.integers(0, len(blocks[row])))
+    tail = data.draw(st.lists(st.floats(0.0, 1.0), max_size=4))
+    changed = [*blocks]
+    changed[row] = [*blocks[row][:kept], *tail]
+    before, after = allocate_top(blocks, budget)[row], allocate_top(changed, budget)[row]
+    assert min(before, kept) == min(after, kept)
+
+
+def test_a_threshold_ends_each_block_at_its_first_doubtful_draft_and_looks_no_further():
+    blocks = [Recorder([0.9, 0.5, 0.4, 0.9]), Recorder([0.1, 0.9]), Recorder([])]
+    assert allocate_threshold(blocks, 0.5) == [2, 0, 0]
+    assert [block.num_pulled for block in blocks] == [3, 1, 0]
