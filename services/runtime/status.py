@@ -95,6 +95,10 @@ def class_named(name: str | bytes | None) -> type[DsparkError] | None:
     return next((kind for kind in STATUS_BY_ERROR if kind.__name__ == name), None)
 
 
+# What grpc.aio makes of a message it could not send, because the other side has just ended the stream.
+_SEND_FAILED = "Internal error from Core"
+
+
 @contextmanager
 def translated_errors(peer: str) -> Iterator[None]:
     """Turn what a call to `peer` raises into our errors.
@@ -107,6 +111,8 @@ def translated_errors(peer: str) -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         metadata = _pairs(error.trailing_metadata())
         message = error.details() or error.code().name
+        if message == _SEND_FAILED:
+            raise errors.ServiceUnavailableError(f"{peer}: the call has ended") from error
         if _CLASS_KEY not in dict(metadata):
             message = f"{peer}: {message}"
         raise error_of(error.code(), message, metadata) from error
