@@ -23,6 +23,7 @@ from dspark.cli.bench_options import (
 )
 from dspark.cli.bench_report import Report, finish, print_table, progress
 from dspark.evaluation.verdict import Check, at_least, at_most
+from dspark.rounds.policies import POLICIES
 
 if TYPE_CHECKING:
     from dspark.decoding.types import VerifierInfo
@@ -54,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--policy",
-        choices=("early-stop", "barrier", "threshold", "fixed"),
+        choices=[name for name in POLICIES if name != "off"],
         default="early-stop",
         help="how DSpark schedules (default: early-stop)",
     )

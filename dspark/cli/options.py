@@ -11,8 +11,8 @@ from typing import Any
 
 from dspark.cli.paths import DEFAULT_TARGET_NAME, is_drafter_dir, shipped_drafter_dir
 from dspark.errors import ConfigurationError
+from dspark.rounds.policies import POLICIES
 
-POLICIES = ("early-stop", "barrier", "threshold", "fixed", "off")
 SERVICES = ("drafter", "verifier", "scheduler", "gateway")
 _TYPES: dict[str, type] = {
     "target": str,

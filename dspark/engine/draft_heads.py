@@ -53,8 +53,9 @@ class DraftHeads:
         hidden: Tensor,  # [T, H]
     ) -> list[DraftBlock]:
         """The blocks of the requests from the hidden states of their slots."""
-        drafts = self._tokens(requests, slots, hidden, self._head(hidden))
-        confidence = self._confidence(requests, slots, drafts.confidence_logits)
+        is_greedy = np.array([one.sampling.acceptance is Acceptance.GREEDY for one in requests])
+        drafts = self._tokens(requests, slots, is_greedy, hidden, self._head(hidden))
+        confidence = self._confidence(slots, is_greedy, drafts.confidence_logits)
         token_ids = drafts.token_ids.to(torch.int32).numpy()
         return [
             DraftBlock(
@@ -81,10 +82,14 @@ class DraftHeads:
         )
 
     def _tokens(
-        self, requests: Sequence[DraftRequest], slots: BlockSlots, hidden: Tensor, base_logits: Tensor
+        self,
+        requests: Sequence[DraftRequest],
+        slots: BlockSlots,
+        is_greedy: npt.NDArray[np.bool_],  # [R]
+        hidden: Tensor,  # [T, H]
+        base_logits: Tensor,  # [T, Vd]
     ) -> _Drafts:
         """Draft greedily in one call, and step by step what is sampled."""
-        is_greedy = np.array([one.sampling.acceptance is Acceptance.GREEDY for one in requests])
         if self._native is None or not is_greedy.any():
             return self._by_steps(requests, slots, hidden, base_logits)
         anchors = torch.tensor([one.anchor_token for one in requests])
@@ -139,14 +144,13 @@ class DraftHeads:
         return _Drafts(token_ids, None if head is None else head(hidden, embedded), found_probs)
 
     def _confidence(
-        self, requests: Sequence[DraftRequest], slots: BlockSlots, found: Tensor | None
+        self, slots: BlockSlots, is_greedy: npt.NDArray[np.bool_], found: Tensor | None
     ) -> npt.NDArray[np.float32]:
         """Calibrated confidences [R, the longest block] (eq. 7); ones without a confidence head."""
-        logits = np.zeros((len(requests), int(slots.counts.max())), dtype=np.float32)
+        logits = np.zeros((len(is_greedy), int(slots.counts.max())), dtype=np.float32)
         if found is None:
             return np.ones_like(logits)
         logits[slots.request, slots.offset] = found.numpy()
-        is_greedy = np.array([one.sampling.acceptance is Acceptance.GREEDY for one in requests])
         return self._calibration.apply(logits, is_greedy)
 
 

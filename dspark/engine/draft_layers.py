@@ -8,7 +8,7 @@ from torch import Tensor
 from dspark.engine.attention import RaggedLayout
 from dspark.engine.kernels.decoder import DecoderLayer, DecoderShape, NativeDecoder
 from dspark.engine.kernels.ingest import ContextWeights, NativeContext
-from dspark.engine.kernels.native import NativeKernels, PackedWeight
+from dspark.engine.kernels.native import NativeKernels
 from dspark.engine.lean_layers import native_layers, take_layer
 from dspark.engine.linear import WeightArena
 from dspark.engine.pages import PagePool
@@ -37,9 +37,9 @@ class NativeBackbone:
         attentions: list[DraftAttention] = [layer.self_attn for layer in backbone.layers]  # type: ignore[misc]
         parts = [part.weight.detach() for one in attentions for part in (one.k_proj, one.v_proj)]
         weights = ContextWeights(
-            fuse=_packed(kernels, arena, backbone.fc.weight.detach()),
+            fuse=arena.pack(backbone.fc.weight.detach()),
             fused_norm=backbone.hidden_norm.weight.detach().to(pool.dtype),
-            keys_values=_packed(kernels, arena, torch.cat(parts)),
+            keys_values=arena.pack(torch.cat(parts)),
             key_norms=[one.k_norm.weight.detach().to(pool.dtype) for one in attentions],
             eps=config.rms_norm_eps,
         )
@@ -77,10 +77,6 @@ def native_backbone(
     stock = drafter.backbone.layers
     layers = native_layers([take_layer(layer, pool.kernels, arena) for layer in stock])  # type: ignore[arg-type]
     return None if layers is None else NativeBackbone(drafter, pool, pool.kernels, layers, arena)
-
-
-def _packed(kernels: NativeKernels, arena: WeightArena, weight: Tensor) -> PackedWeight:
-    return kernels.pack(weight, arena.take(weight))
 
 
 def _shape(config: DrafterConfig) -> DecoderShape:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dspark.engine.kernels.native import NativeKernels, load_kernels
+from dspark.engine.kernels.native import NativeKernels, PackedWeight, load_kernels
 
 # oneDNN weights packed for one row give bit-identical rows at every row count; larger hints are faster from
 # 32 rows on but not exact.
@@ -30,7 +30,7 @@ class PackedLinear(nn.Module):
         self.bias = bias
         self.kernels = arena.kernels
         # Not a buffer: this order belongs to this machine, never to a state dict.
-        self.packed = self.kernels.pack(weight, arena.take(weight), is_gated=is_gated)
+        self.packed = arena.pack(weight, is_gated=is_gated)
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows [..., in] to [..., out]; a gated layer gives silu(gate) * up."""
@@ -72,6 +72,10 @@ class WeightArena:
         taken, self._chunk = self._chunk[:size], self._chunk[size:]
         return taken
 
+    def pack(self, weight: Tensor, *, is_gated: bool = False) -> PackedWeight:
+        """The weight packed into memory of this arena; see `NativeKernels.pack`."""
+        return self.kernels.pack(weight, self.take(weight), is_gated=is_gated)
+
 
 def open_arena(cache_dir: Path | None = None) -> WeightArena | None:
     """An arena for weights of our own matmul kernel; None where this CPU has no use for it."""
@@ -106,11 +110,20 @@ def can_pack(weight: Tensor) -> bool:
     """Whether this torch build and device can pack such a weight for oneDNN."""
     if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float32):
         return False
-    # The operators exist only where torch was built with oneDNN.
-    names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
-    if not all(hasattr(torch.ops.mkldnn, name) for name in names):
+    if not _has_onednn():
         return False
-    return weight.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32 or has_fast_bfloat16()
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether torch multiplies bfloat16 by kernels made for this CPU."""
+    return _has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _has_onednn() -> bool:
+    """Whether torch was built with oneDNN, and so has the operators we call."""
+    names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    return all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 class _Module(Protocol):

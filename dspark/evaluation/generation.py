@@ -107,18 +107,17 @@ def load_engines(plan: EnginePlan, worker: EngineWorker | None = None) -> Engine
         pool_tokens=plan.pool_tokens,
         cache_dir=plan.cache_dir,
     ).result()
-    if plan.drafter is None:
-        keep_loaded_objects()
-        return Engines(target, None, worker)
-    is_half = target.info.dtype == "bfloat16"
-    drafter = worker.post(
-        DraftEngine.load,
-        plan.drafter,
-        plan.target,
-        dtype=torch.bfloat16 if is_half else torch.float32,
-        pool_tokens=plan.pool_tokens,
-        cache_dir=plan.cache_dir,
-    ).result()
+    drafter = None
+    if plan.drafter is not None:
+        is_half = target.info.dtype == "bfloat16"
+        drafter = worker.post(
+            DraftEngine.load,
+            plan.drafter,
+            plan.target,
+            dtype=torch.bfloat16 if is_half else torch.float32,
+            pool_tokens=plan.pool_tokens,
+            cache_dir=plan.cache_dir,
+        ).result()
     keep_loaded_objects()
     return Engines(target, drafter, worker)
 

@@ -108,7 +108,7 @@ class ThresholdPlanner:
 
 
 def planner_of(policy: str, *, fixed_len: int = 7, threshold: float = 0.5) -> Planner:
-    """The planner by the name of its policy, one of `POLICIES`.
+    """The planner by the name of its policy, one of `dspark.rounds.policies`.
 
     Args:
         policy: its name.

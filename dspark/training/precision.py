@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from dspark.engine.linear import has_fast_bfloat16
 from dspark.models.drafter import DSparkDrafter
 
 
@@ -13,7 +14,7 @@ def training_dtype() -> torch.dtype:
     Without AVX-512 torch multiplies bfloat16 ten times slower than float32 (16 against 170 GFLOP/s on two
     cores of an AMD EPYC), so there half the memory traffic buys nothing.
     """
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    return torch.bfloat16 if has_fast_bfloat16() else torch.float32
 
 
 def set_training_dtype(drafter: DSparkDrafter, dtype: torch.dtype) -> DSparkDrafter:

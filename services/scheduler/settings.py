@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
+from dspark.rounds.policies import PolicyName
 from services.runtime.settings import Address, OptionalAddress, ServiceSettings
 
 
@@ -21,9 +20,7 @@ class SchedulerSettings(ServiceSettings):
     redis_url: SecretStr = Field(
         SecretStr(""), description="redis://host:port or unix:///path/of/socket of the store; empty: none."
     )
-    policy: Literal["early-stop", "barrier", "threshold", "fixed", "off"] = Field(
-        "early-stop", description="How prefixes are chosen."
-    )
+    policy: PolicyName = Field("early-stop", description="How prefixes are chosen.")
     fixed_len: int = Field(7, ge=0, description="Drafts verified of every block under policy fixed.")
     threshold: float = Field(
         0.5, ge=0, le=1, description="Least confidence of a draft that is verified under policy threshold."

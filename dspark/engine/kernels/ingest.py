@@ -13,6 +13,9 @@ from dspark.engine.kernels.native import NativeKernels, PackedWeight
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
+# The rows of a round are read while the scheduler is at work on another core: a helper only gets in its way.
+_ROWS_OF_ONE_THREAD = 16
+
 
 class _IngestArgs(ctypes.Structure):
     _fields_ = (
@@ -84,7 +87,7 @@ class NativeContext:
             hidden_size,
             self._num_kv_heads,
             head_dim,
-            1 if num_rows <= 16 else torch.get_num_threads(),
+            1 if num_rows <= _ROWS_OF_ONE_THREAD else torch.get_num_threads(),
             weights.eps,
         )
         self._call(ctypes.byref(args))

@@ -130,7 +130,7 @@ class NativeKernels:
             function.restype = None
         self._advise_huge.argtypes = (_pointer, ctypes.c_size_t)
         self._advise_huge.restype = None
-        # whether the CPU multiplies bfloat16 by itself (AMX or AVX512-BF16)
+        # whether our matmul was built for this CPU (AMX, AVX512-BF16 or AVX2)
         self.has_matmul = bool(handle.dspark_can_matmul())
 
     def function(self, name: str) -> Callable[..., None]:

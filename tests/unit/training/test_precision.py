@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from dspark.models.checkpoint import build_drafter
-from dspark.models.config import DrafterConfig
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.blocks import BlockBatch
 from dspark.training.fused_loss import load_fused_loss
@@ -20,20 +20,17 @@ from dspark.training.muon import Muon
 from dspark.training.objective import run_blocks
 from dspark.training.precision import set_training_dtype, training_dtype
 from dspark.training.trainer import Trainer, TrainerConfig
+from tests.tiny_drafters import TINY
 
 pytestmark = pytest.mark.timeout(120)
 DTYPES = [torch.bfloat16, torch.float32]
 SAMPLES, WIDTH, ANCHORS, GAMMA, HIDDEN, VOCAB = 2, 24, 6, 3, 32, 64
-CONFIG = DrafterConfig(
+CONFIG = replace(
+    TINY,
     vocab_size=VOCAB,
     hidden_size=HIDDEN,
-    intermediate_size=48,
-    num_attention_heads=4,
-    num_key_value_heads=2,
     head_dim=8,
     num_hidden_layers=1,
-    num_target_layers=6,
-    target_layer_ids=(1, 3),
     mask_token_id=4,
     gamma=GAMMA,
     markov_rank=16,

@@ -1,0 +1,8 @@
+"""The names of the policies, for everything that lets a user choose one; `planner_of` makes them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+PolicyName = Literal["early-stop", "barrier", "threshold", "fixed", "off"]
+POLICIES: tuple[str, ...] = get_args(PolicyName)
