@@ -18,7 +18,7 @@ from dspark.garbage import keep_loaded_objects
 from dspark.models.config import read_config
 from dspark.rounds.config import LoopConfig
 from dspark.rounds.interfaces import Drafter
-from dspark.rounds.local import EngineWorker, LocalDrafter, LocalVerifier
+from dspark.rounds.local import EngineWorker, InlineWorker, LocalDrafter, LocalVerifier
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.planner import Planner, planner_of
 from dspark.rounds.request import RequestStream
@@ -30,7 +30,7 @@ _PATIENT = LoopConfig(draft_timeout_s=60.0, max_waiting=1_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """A target, perhaps a drafter, and the one thread that runs both."""
+    """A target, perhaps a drafter, and what runs both."""
 
     target: TargetEngine
     drafter: DraftEngine | None
@@ -92,12 +92,12 @@ class TimedRound:
 
 
 def load_engines(plan: EnginePlan, worker: EngineWorker | None = None) -> Engines:
-    """Load target and drafter, by the thread that will run them.
+    """Load target and drafter; without a worker they run on the thread that asks.
 
     Raises:
         ConfigurationError, ModelMismatchError: as the engines say.
     """
-    worker = worker or EngineWorker("engines")
+    worker = worker or InlineWorker()
     layer_ids = read_config(plan.drafter).target_layer_ids if plan.drafter else ()
     target = worker.post(
         TargetEngine.load,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import ParamSpec, Protocol, TypeVar
 
 from dspark.decoding.types import (
@@ -93,14 +94,57 @@ class EngineWorker:
         Raises:
             EngineError: the engine failed in a way that is not one of ours.
         """
-        try:
+        with _engine_errors():
             return await asyncio.wrap_future(self.post(function, *args, **kwargs))
-        except (RuntimeError, MemoryError) as error:
-            raise EngineError(f"the engine failed: {error}") from error
 
     def shutdown(self) -> None:
         """Let the thread finish what it was asked and end."""
         self._executor.shutdown(wait=True)
+
+
+class InlineWorker(EngineWorker):
+    """Runs engines on the thread that asks, which has nothing else to do meanwhile.
+
+    A benchmark or an evaluation is such a caller. With a thread of their own the engines and the loop would
+    hand the interpreter to each other several times a round.
+    """
+
+    def __init__(self) -> None:
+        pass
+
+    def post(
+        self, function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
+    ) -> Future[_Result]:
+        """Call a function now; the future is done."""
+        future: Future[_Result] = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    async def call(
+        self, function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
+    ) -> _Result:
+        """Give the other tasks of the event loop a turn, then call the function.
+
+        Raises:
+            EngineError: as with a thread.
+        """
+        await asyncio.sleep(0)
+        with _engine_errors():
+            return function(*args, **kwargs)
+
+    def shutdown(self) -> None:
+        """Nothing is left to end."""
+
+
+@contextmanager
+def _engine_errors() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        raise EngineError(f"the engine failed: {error}") from error
 
 
 class LocalDrafter:

@@ -17,7 +17,7 @@ from dspark.decoding.types import (
     StepResult,
 )
 from dspark.errors import EngineError, UnknownRequestError
-from dspark.rounds.local import EngineWorker, LocalDrafter, LocalVerifier
+from dspark.rounds.local import EngineWorker, InlineWorker, LocalDrafter, LocalVerifier
 from tests.fakes import FakeDrafter, FakeVerifier
 
 FEATURES = FeatureBatch("a", 1, 0, np.zeros((2, 4), dtype=np.float32))
@@ -78,9 +78,16 @@ class TargetEngine(RecordingEngine):
         self._note(f"close {list(request_ids)}")
 
 
-@pytest.fixture(params=["one thread each", "one thread for both"])
+WORKERS = {
+    "one thread each": lambda: None,
+    "one thread for both": lambda: EngineWorker("both"),
+    "the caller's thread": InlineWorker,
+}
+
+
+@pytest.fixture(params=WORKERS)
 def pair(request):
-    worker = EngineWorker("both") if request.param == "one thread for both" else None
+    worker = WORKERS[request.param]()
     drafter = LocalDrafter(DraftEngine(), worker)
     verifier = LocalVerifier(TargetEngine(), drafter, worker=worker)
     yield drafter, verifier
@@ -97,7 +104,8 @@ async def test_features_of_a_step_are_in_place_before_the_next_draft(pair):
     assert result.batch_tokens == 1
     assert engine.calls == ["push a", "absorb", "draft"] * 20
     assert len(engine.threads) == 1
-    assert threading.current_thread().name not in engine.threads
+    is_inline = isinstance(drafter._worker, InlineWorker)
+    assert (threading.current_thread().name in engine.threads) == is_inline
 
 
 async def test_calls_reach_the_engines(pair):
@@ -111,8 +119,8 @@ async def test_calls_reach_the_engines(pair):
     assert drafter._engine.calls == ["close"]
 
 
-async def test_the_event_loop_turns_while_an_engine_works(pair):
-    _, verifier = pair
+async def test_the_event_loop_turns_while_a_thread_runs_the_engine():
+    verifier = LocalVerifier(TargetEngine())
     started, go = threading.Event(), threading.Event()
 
     def slow_step(items):
@@ -126,6 +134,23 @@ async def test_the_event_loop_turns_while_an_engine_works(pair):
     assert not step.done()
     go.set()
     await step
+    verifier.shutdown()
+
+
+async def test_other_tasks_have_a_turn_before_each_call_on_their_own_thread():
+    verifier = LocalVerifier(TargetEngine(), worker=InlineWorker())
+    turns = []
+
+    async def other():
+        while True:
+            turns.append(len(verifier._engine.calls))
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    for _ in range(3):
+        await verifier.step([])
+    task.cancel()
+    assert turns == [0, 1, 2]
 
 
 async def test_a_crash_of_the_engine_is_an_engine_error_and_our_own_errors_pass(pair):
