@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dspark.decoding.types import DrafterInfo, VerifierInfo
-from dspark.rounds.draft_guard import DraftGuard
-from dspark.scheduling.allocation import allocate_early_stop, allocate_off, allocate_top
+from dspark.decoding.types import Acceptance, DrafterInfo, SamplingParams, VerifierInfo
+from dspark.errors import InvalidRequestError
+from dspark.rounds.draft_guard import DraftGuard, Plan
+from dspark.rounds.step_ahead import StepAhead
+from dspark.scheduling.allocation import allocate_early_stop, best_budget, early_stop_budget
 from dspark.scheduling.barrier import ConfidenceHistory, Snapshot, verify_budget
 from dspark.scheduling.capacity import CapacityCurve
 from dspark.scheduling.draft_length import DraftLength
+from dspark.scheduling.ranking import Confidences, RankedDrafts, rank_drafts
+
+# Rounds of fewer drafts are searched one by one, which is faster there than anything over arrays.
+_FEW_DRAFTS = 64
 
 
 class AdaptivePlanner:
-    """What both share: measured costs, draft lengths from past rounds, and the guard."""
+    """What these policies share: measured costs, draft lengths from past rounds, and the guard."""
+
+    prepares = False
 
     def __init__(self) -> None:
         self._steps: CapacityCurve | None = None
         self._drafts: CapacityCurve | None = None
+        # by number of slots drafted
+        self._curves: dict[int, CapacityCurve] = {}
         self._guard = DraftGuard()
 
     def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
@@ -29,8 +39,12 @@ class AdaptivePlanner:
         steps = CapacityCurve.from_points(verifier.step_cost)
         steps.check_rises()
         self._steps = steps
+        self._curves.clear()
         has_cost = drafter is not None and drafter.draft_cost
         self._drafts = CapacityCurve.from_points(drafter.draft_cost) if drafter and has_cost else None
+
+    def check(self, sampling: SamplingParams) -> None:
+        """Takes every request."""
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Whether drafting has paid lately; asked once per round."""
@@ -40,59 +54,136 @@ class AdaptivePlanner:
         """As many as earlier rounds of the request made use of, and a little more."""
         return history.next(gamma)
 
+    def prepare(self, step: StepAhead) -> None:
+        """Nothing to prepare."""
+
+    def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
+        """Prefix lengths, and what they tell the guard."""
+        num_slots = sum(map(len, confidences))
+        if num_slots == 0:
+            return [0] * len(confidences)
+        curve = self._curve(num_slots)
+        plan = self._search(step, confidences, curve)
+        self._guard.judge(plan, curve)
+        return plan.prefix_lens
+
+    def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
+        ranked = rank_drafts(confidences, step.weights)
+        num_admitted = self._num_admitted(step, ranked, curve)
+        return Plan(
+            prefix_lens=ranked.prefix_lens(num_admitted),
+            num_admitted=num_admitted,
+            expected=ranked.base + float(ranked.gains[:num_admitted].sum()),
+            base=ranked.base,
+            num_plain_tokens=len(confidences) + step.num_prefill_tokens,
+        )
+
+    def _num_admitted(self, step: StepAhead, ranked: RankedDrafts, curve: CapacityCurve) -> int:
+        raise NotImplementedError
+
     def _curve(self, num_slots: int) -> CapacityCurve:
         """Costs of a round whose blocks have so many slots together."""
         assert self._steps is not None, "learn_costs comes first"
-        return self._steps.with_draft_cost(self._drafts.step_s(num_slots) if self._drafts else 0.0)
+        curve = self._curves.get(num_slots)
+        if curve is None:
+            draft_s = self._drafts.step_s(num_slots) if self._drafts else 0.0
+            curve = self._curves[num_slots] = self._steps.with_draft_cost(draft_s)
+        return curve
 
 
 class EarlyStopPlanner(AdaptivePlanner):
     """Algorithm 1 with early stop; see `allocate_early_stop`."""
 
-    def plan(
-        self, request_ids: Sequence[str], confidences: Sequence[Sequence[float]], num_prefill_tokens: int
-    ) -> list[int]:
-        """Admit drafts while that is faster."""
-        num_slots = sum(map(len, confidences))
-        if num_slots == 0:
-            return allocate_off(len(confidences))
-        curve = self._curve(num_slots)
-        prefix_lens = allocate_early_stop(confidences, curve, base_tokens=num_prefill_tokens)
-        self._guard.judge(confidences, prefix_lens, curve, num_prefill_tokens)
-        return prefix_lens
+    def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
+        if sum(map(len, confidences)) > _FEW_DRAFTS:
+            return super()._search(step, confidences, curve)
+        blocks = [confidence.tolist() for confidence in confidences]
+        weights = [1.0] * len(blocks) if step.weights is None else step.weights.tolist()
+        prefix_lens = allocate_early_stop(blocks, curve, base_tokens=step.num_prefill_tokens, weights=weights)
+        base = expected = sum(weights)
+        for block, weight, prefix_len in zip(blocks, weights, prefix_lens, strict=True):
+            alive = weight
+            for value in block[:prefix_len]:
+                alive *= value
+                expected += alive
+        num_plain_tokens = len(confidences) + step.num_prefill_tokens
+        return Plan(prefix_lens, sum(prefix_lens), expected, base, num_plain_tokens)
+
+    def _num_admitted(self, step: StepAhead, ranked: RankedDrafts, curve: CapacityCurve) -> int:
+        return early_stop_budget(ranked, curve, base_tokens=step.num_prefill_tokens)
+
+
+class RetrospectivePlanner(AdaptivePlanner):
+    """The best plan with all confidences in view: only for outputs that do not depend on the plan.
+
+    Losslessness. Under greedy and coupled acceptance a committed token is the target's own choice, made of
+    its logits and of noise that is keyed by seed and position: how much is verified decides when a token is
+    found, never which. Under rejection sampling this search leaks (paper, Appendix A), so such requests are
+    turned away.
+    """
+
+    def check(self, sampling: SamplingParams) -> None:
+        """Turn away what it would not be lossless for.
+
+        Raises:
+            InvalidRequestError: the request is sampled by rejection.
+        """
+        if sampling.acceptance is Acceptance.REJECTION:
+            raise InvalidRequestError(
+                "this server runs the policy retrospective, which is lossless only for greedy and seeded "
+                "requests; send temperature 0, or a seed",
+                field="seed",
+            )
+
+    def _num_admitted(self, step: StepAhead, ranked: RankedDrafts, curve: CapacityCurve) -> int:
+        return best_budget(ranked, curve, base_tokens=step.num_prefill_tokens)
 
 
 class BarrierPlanner(AdaptivePlanner):
-    """A budget from confidences two rounds old, filled by survival; see `dspark.scheduling.barrier`."""
+    """A budget from confidences two rounds old, filled by survival; see `dspark.scheduling.barrier`.
+
+    The budget is found while the drafter is at work: between its answer and the verification only the fill
+    is left.
+    """
+
+    prepares = True
 
     def __init__(self) -> None:
         super().__init__()
         self._history = ConfidenceHistory()
         self._round_number = 0
+        self._budget: int | None = None
 
-    def plan(
-        self, request_ids: Sequence[str], confidences: Sequence[Sequence[float]], num_prefill_tokens: int
-    ) -> list[int]:
+    def prepare(self, step: StepAhead) -> None:
+        """Fix the budget of the coming round, of which nothing is known yet."""
+        blocks = {
+            request_id: num_asked
+            for request_id, num_asked in zip(step.request_ids, step.num_asked, strict=True)
+            if num_asked
+        }
+        weights, base = None, float(len(step.request_ids) - len(blocks))
+        if step.weights is not None:
+            weights = dict(zip(step.request_ids, step.weights.tolist(), strict=True))
+            base = sum(weight for request_id, weight in weights.items() if request_id not in blocks)
+        round_number = self._round_number + 1
+        self._budget = verify_budget(
+            self._history.before(round_number),
+            round_number,
+            blocks,
+            self._curve(sum(blocks.values())),
+            weights=weights,
+            base=base,
+            base_tokens=step.num_prefill_tokens + len(step.request_ids) - len(blocks),
+        )
+
+    def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """Fill the budget that was fixed before these confidences were known."""
         self._round_number += 1
-        drafted = [
-            (request_id, confidence)
-            for request_id, confidence in zip(request_ids, confidences, strict=True)
-            if len(confidence)
-        ]
-        num_slots = sum(len(confidence) for _, confidence in drafted)
-        if num_slots == 0:
-            return allocate_off(len(confidences))
-        curve = self._curve(num_slots)
-        budget = verify_budget(
-            self._history.before(self._round_number),
-            self._round_number,
-            [request_id for request_id, _ in drafted],
-            curve,
-            gamma=max(len(confidence) for _, confidence in drafted),
-            base_tokens=num_prefill_tokens + len(confidences) - len(drafted),
-        )
-        self._history.record(Snapshot(self._round_number, dict(drafted)))
-        prefix_lens = allocate_top(confidences, budget)
-        self._guard.judge(confidences, prefix_lens, curve, num_prefill_tokens)
+        prefix_lens = super().plan(step, confidences)
+        self._history.record(Snapshot(self._round_number, step.request_ids, confidences))
+        self._budget = None
         return prefix_lens
+
+    def _num_admitted(self, step: StepAhead, ranked: RankedDrafts, curve: CapacityCurve) -> int:
+        assert self._budget is not None, "prepare comes before the drafts"
+        return min(self._budget, len(ranked.gains))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dspark.scheduling.capacity import CapacityCurve
 
@@ -10,6 +10,25 @@ from dspark.scheduling.capacity import CapacityCurve
 _ROUNDS_BEFORE_PAUSE = 4
 # Rounds of the first pause; doubles while drafting keeps losing.
 _FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much of each block is verified, and what that promises.
+
+    Attributes:
+        prefix_lens: drafts of each request.
+        num_admitted: their sum.
+        expected: weighted tokens it commits.
+        base: weighted tokens without any draft.
+        num_plain_tokens: of the step without any draft.
+    """
+
+    prefix_lens: list[int]
+    num_admitted: int
+    expected: float
+    base: float
+    num_plain_tokens: int
 
 
 class DraftGuard:
@@ -27,23 +46,10 @@ class DraftGuard:
             return False
         return True
 
-    def judge(
-        self,
-        confidences: Sequence[Sequence[float]],
-        prefix_lens: Sequence[int],
-        curve: CapacityCurve,
-        num_prefill_tokens: int,
-    ) -> None:
+    def judge(self, plan: Plan, curve: CapacityCurve) -> None:
         """Compare a plan with a round that never drafted, and pause drafting after a row of losses."""
-        plain_tokens = len(confidences) + num_prefill_tokens
-        expected = float(len(confidences))
-        for confidence, prefix_len in zip(confidences, prefix_lens, strict=True):
-            alive = 1.0
-            for value in confidence[:prefix_len]:
-                alive *= value
-                expected += alive
-        drafted = expected * curve.steps_per_second(plain_tokens + sum(prefix_lens))
-        plain = len(confidences) / curve.step_s(plain_tokens)
+        drafted = plan.expected / curve.round_s(plan.num_plain_tokens + plan.num_admitted)
+        plain = plan.base / curve.step_s(plan.num_plain_tokens)
         if drafted >= plain:
             self._num_losses, self._pause_len = 0, _FIRST_PAUSE
             return

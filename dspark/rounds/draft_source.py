@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 from dspark.decoding.types import DraftBlock, DrafterInfo, DraftRequest
 from dspark.errors import DsparkError
@@ -67,13 +67,18 @@ class DraftSource:
         has_news, self._has_news = self._has_news, False
         return has_news
 
-    async def draft(self, requests: Sequence[DraftRequest]) -> Sequence[DraftBlock] | None:
-        """Blocks of those requests that are ready, or None where the drafter gave no answer."""
+    async def draft(
+        self, requests: Sequence[DraftRequest], meanwhile: Callable[[], None] | None = None
+    ) -> Sequence[DraftBlock] | None:
+        """Blocks of those requests that are ready, or None where the drafter gave no answer.
+
+        `meanwhile` is called once the drafter has been asked, and before its answer is looked at.
+        """
         if self._drafter is None or self.info is None or not requests:
             return None
         try:
             async with asyncio.timeout(self._timeout_s):
-                blocks = await self._drafter.draft(requests)
+                blocks = await _beside(self._drafter.draft(requests), meanwhile)
         except (DsparkError, TimeoutError) as error:
             self._note_failure(error)
             return None
@@ -108,3 +113,18 @@ class DraftSource:
         self.info = None
         pause_s = self._backoff.fail(self._clock.now())
         _log.warning("no drafts for %.2f s: %s", pause_s, str(error) or type(error).__name__)
+
+
+async def _beside(
+    call: Coroutine[object, object, Sequence[DraftBlock]], work: Callable[[], None] | None
+) -> Sequence[DraftBlock]:
+    """Make a call, and do some work while it is on its way."""
+    if work is None:
+        return await call
+    task = asyncio.create_task(call)
+    try:
+        await asyncio.sleep(0)  # the call sets out
+        work()
+        return await task
+    finally:
+        task.cancel()

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from dspark.decoding.stopping import cut_at_stop
-from dspark.decoding.types import GenerationRequest, TokenDelta
+from dspark.decoding.types import GenerationRequest, SamplingParams, TokenDelta
 from dspark.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -37,6 +37,7 @@ class Intake:
         config: LoopConfig,
         clock: Clock,
         wake: Callable[[], None],
+        check: Callable[[SamplingParams], None],
     ) -> None:
         self._roster = roster
         self._link = link
@@ -45,6 +46,7 @@ class Intake:
         self._config = config
         self._clock = clock
         self._wake = wake
+        self._check = check
         self._arrivals = itertools.count()
         self.num_resumed = 0
         if store is not None:
@@ -98,6 +100,7 @@ class Intake:
         return self._start(live) if reason is None else RequestStream(live, self._cancel)
 
     def _live(self, request: GenerationRequest, epoch: int) -> LiveRequest:
+        self._check(request.sampling)
         return LiveRequest(
             request,
             arrival=next(self._arrivals),

@@ -119,7 +119,7 @@ class InlineWorker(EngineWorker):
         future: Future[_Result] = Future()
         try:
             future.set_result(function(*args, **kwargs))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the future's
             future.set_exception(error)
         return future
 

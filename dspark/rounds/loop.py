@@ -79,6 +79,7 @@ class RoundLoop:
             config=self._config,
             clock=self._clock,
             wake=self._wake.set,
+            check=planner.check,
         )
         self._backoff = Backoff(self._config.first_pause_s, self._config.longest_pause_s)
         self._outage_since_s: float | None = None

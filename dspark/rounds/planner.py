@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dspark.decoding.types import DrafterInfo, VerifierInfo
+from dspark.decoding.types import DrafterInfo, SamplingParams, VerifierInfo
 from dspark.errors import ConfigurationError
-from dspark.rounds.adaptive import BarrierPlanner, EarlyStopPlanner
+from dspark.rounds.adaptive import BarrierPlanner, EarlyStopPlanner, RetrospectivePlanner
+from dspark.rounds.step_ahead import StepAhead
 from dspark.scheduling.allocation import allocate_fixed, allocate_off, allocate_threshold
 from dspark.scheduling.draft_length import DraftLength
+from dspark.scheduling.ranking import Confidences
 
 
 class Planner(Protocol):
@@ -23,6 +25,14 @@ class Planner(Protocol):
         """
         ...
 
+    def check(self, sampling: SamplingParams) -> None:
+        """Turn away a request that the policy would not be lossless for.
+
+        Raises:
+            InvalidRequestError: it is one, with the mend.
+        """
+        ...
+
     def wants_drafts(self, num_requests: int) -> bool:
         """Whether drafting for so many requests is worth its time in this round."""
         ...
@@ -31,18 +41,37 @@ class Planner(Protocol):
         """Drafts to ask for in this round, at most gamma, from what earlier rounds of the request say."""
         ...
 
-    def plan(
-        self, request_ids: Sequence[str], confidences: Sequence[Sequence[float]], num_prefill_tokens: int
-    ) -> list[int]:
+    def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """Prefix length of every request of the step; confidences are empty where it has no block."""
         ...
 
+    @property
+    def prepares(self) -> bool:
+        """Whether `prepare` is to be called."""
+        ...
 
-class OffPlanner:
-    """Plain decoding."""
+    def prepare(self, step: StepAhead) -> None:
+        """Do what can be done before the drafts of the step are there; called while they are made."""
+        ...
+
+
+class FreePlanner:
+    """A policy that needs no costs and takes every request."""
+
+    prepares = False
 
     def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
         """Needs none."""
+
+    def check(self, sampling: SamplingParams) -> None:
+        """Takes every request."""
+
+    def prepare(self, step: StepAhead) -> None:
+        """Nothing to prepare."""
+
+
+class OffPlanner(FreePlanner):
+    """Plain decoding."""
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Never."""
@@ -52,21 +81,16 @@ class OffPlanner:
         """None."""
         return 0
 
-    def plan(
-        self, request_ids: Sequence[str], confidences: Sequence[Sequence[float]], num_prefill_tokens: int
-    ) -> list[int]:
+    def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """No drafts."""
         return allocate_off(len(confidences))
 
 
-class FixedPlanner:
+class FixedPlanner(FreePlanner):
     """The first `prefix_len` drafts of every block, whatever the load."""
 
     def __init__(self, prefix_len: int) -> None:
         self._prefix_len = prefix_len
-
-    def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
-        """Needs none."""
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Always, unless the prefix is empty."""
@@ -76,21 +100,16 @@ class FixedPlanner:
         """Whole blocks, cut by the plan: the drafter was trained with all slots present."""
         return gamma
 
-    def plan(
-        self, request_ids: Sequence[str], confidences: Sequence[Sequence[float]], num_prefill_tokens: int
-    ) -> list[int]:
+    def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """The same for all."""
         return allocate_fixed([len(confidence) for confidence in confidences], self._prefix_len)
 
 
-class ThresholdPlanner:
+class ThresholdPlanner(FreePlanner):
     """Blocks up to their first confidence below a threshold: a diagnostic (paper Fig. 5)."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
-
-    def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
-        """Needs none."""
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Always."""
@@ -100,11 +119,9 @@ class ThresholdPlanner:
         """Whole blocks."""
         return gamma
 
-    def plan(
-        self, request_ids: Sequence[str], confidences: Sequence[Sequence[float]], num_prefill_tokens: int
-    ) -> list[int]:
+    def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """Every block by itself."""
-        return allocate_threshold(confidences, self._threshold)
+        return allocate_threshold([one.tolist() for one in confidences], self._threshold)
 
 
 def planner_of(policy: str, *, fixed_len: int = 7, threshold: float = 0.5) -> Planner:
@@ -121,6 +138,7 @@ def planner_of(policy: str, *, fixed_len: int = 7, threshold: float = 0.5) -> Pl
     makers: dict[str, Callable[[], Planner]] = {
         "early-stop": EarlyStopPlanner,
         "barrier": BarrierPlanner,
+        "retrospective": RetrospectivePlanner,
         "threshold": lambda: ThresholdPlanner(threshold),
         "fixed": lambda: FixedPlanner(fixed_len),
         "off": OffPlanner,

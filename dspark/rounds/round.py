@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from dspark.decoding.stopping import cut_at_stop
 from dspark.decoding.types import (
     DraftBlock,
+    DraftRequest,
     PrefillItem,
     RoundStats,
     StepResult,
@@ -27,9 +29,12 @@ from dspark.rounds.planner import Planner
 from dspark.rounds.request import LiveRequest, Phase
 from dspark.rounds.roster import Roster
 from dspark.rounds.stats import RequestRound, RoundCounters, RoundReport
+from dspark.rounds.step_ahead import StepAhead
 from dspark.rounds.target_link import TargetLink
+from dspark.scheduling.ranking import Confidences
 
 _NO_DRAFTS: TokenIds = np.zeros(0, dtype=np.int32)
+_NO_CONFIDENCES: Confidences = np.zeros(0, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +81,11 @@ class Round:
         started_s = self._clock.now()
         decoding = [live for live in self._roster.open if live.phase is Phase.DECODING]
         chunks = self._prefill_chunks(has_streams=bool(decoding))
-        blocks = await self._draft(decoding)
+        asks = self._asks(decoding)
+        step = _step_ahead(decoding, asks, chunks)
+        blocks = await self._draft(decoding, asks, step)
         drafted_s = self._clock.now()
-        num_prefill_tokens = sum(
-            chunk.item.num_tokens for chunk in chunks if isinstance(chunk.item, PrefillItem)
-        )
-        tasks = [*self._schedule(decoding, blocks, num_prefill_tokens), *chunks]
+        tasks = [*self._schedule(decoding, blocks, step), *chunks]
         planned_s = self._clock.now()
         result = await self._link.step([task.item for task in tasks])
         stepped_s = self._clock.now()
@@ -89,7 +93,7 @@ class Round:
         self.counters.num_rounds += 1
         return RoundReport(
             verified=verified,
-            num_prefill_tokens=num_prefill_tokens,
+            num_prefill_tokens=step.num_prefill_tokens,
             batch_tokens=result.batch_tokens,
             draft_s=drafted_s - started_s,
             plan_s=planned_s - drafted_s,
@@ -108,20 +112,29 @@ class Round:
                 chunks.append(_Task(live, PrefillItem(live.request_id, live.epoch, num_tokens)))
         return chunks
 
-    async def _draft(self, decoding: Sequence[LiveRequest]) -> dict[str, DraftBlock]:
-        """Blocks by request id; a request without one is decoded plainly in this round."""
+    def _asks(self, decoding: Sequence[LiveRequest]) -> dict[str, DraftRequest]:
+        """What to ask of the drafter in this round, by request id."""
         info = self._drafts.info
         if info is None or not decoding or not self._planner.wants_drafts(len(decoding)):
             return {}
-        asked = {}
+        asks = {}
         for live in decoding:
             ask = live.ask_for_block(self._planner.draft_len(live.draft_length, info.gamma))
             if ask is not None:
-                asked[live.request_id] = ask
-        answer = await self._drafts.draft(list(asked.values()))
+                asks[live.request_id] = ask
+        return asks
+
+    async def _draft(
+        self, decoding: Sequence[LiveRequest], asks: dict[str, DraftRequest], step: StepAhead
+    ) -> dict[str, DraftBlock]:
+        """Blocks by request id; a request without one is decoded plainly in this round."""
+        if not asks:
+            return {}
+        meanwhile = partial(self._planner.prepare, step) if self._planner.prepares else None
+        answer = await self._drafts.draft(list(asks.values()), meanwhile)
         if answer is None:
             return {}
-        by_id = {live.request_id: live for live in decoding if live.request_id in asked}
+        by_id = {live.request_id: live for live in decoding if live.request_id in asks}
         blocks = {
             block.request_id: block
             for block in answer
@@ -132,16 +145,14 @@ class Round:
         return blocks
 
     def _schedule(
-        self, decoding: Sequence[LiveRequest], blocks: dict[str, DraftBlock], num_prefill_tokens: int
+        self, decoding: Sequence[LiveRequest], blocks: dict[str, DraftBlock], step: StepAhead
     ) -> list[_Task]:
-        confidences: list[Sequence[float]] = []
+        confidences = []
         for live in decoding:
             block = blocks.get(live.request_id)
             # Never more than the output has room for beside the bonus token.
-            confidences.append(block.confidence[: live.num_remaining - 1].tolist() if block else ())
-        prefix_lens = self._planner.plan(
-            [live.request_id for live in decoding], confidences, num_prefill_tokens
-        )
+            confidences.append(block.confidence[: live.num_remaining - 1] if block else _NO_CONFIDENCES)
+        prefix_lens = self._planner.plan(step, confidences)
         tasks = []
         for live, confidence, prefix_len in zip(decoding, confidences, prefix_lens, strict=True):
             item = _verify_item(live, blocks.get(live.request_id), prefix_len)
@@ -238,3 +249,15 @@ def _verify_item(live: LiveRequest, block: DraftBlock | None, prefix_len: int) -
     drafts = block.token_ids[:prefix_len] if block else _NO_DRAFTS
     probs = block.probs[:prefix_len] if block else ()
     return VerifyItem(live.request_id, live.epoch, live.committed_len, drafts, probs)
+
+
+def _step_ahead(
+    decoding: Sequence[LiveRequest], asks: dict[str, DraftRequest], chunks: Sequence[_Task]
+) -> StepAhead:
+    return StepAhead(
+        request_ids=[live.request_id for live in decoding],
+        num_asked=[asks[live.request_id].max_drafts if live.request_id in asks else 0 for live in decoding],
+        num_prefill_tokens=sum(
+            chunk.item.num_tokens for chunk in chunks if isinstance(chunk.item, PrefillItem)
+        ),
+    )

@@ -16,6 +16,7 @@ from itertools import takewhile
 import numpy as np
 
 from dspark.scheduling.capacity import CapacityCurve
+from dspark.scheduling.ranking import Floats, RankedDrafts, gain_steps, step_size
 
 
 def allocate_early_stop(
@@ -23,18 +24,21 @@ def allocate_early_stop(
     curve: CapacityCurve,
     *,
     base_tokens: int = 0,
+    weights: Sequence[float] | None = None,
 ) -> list[int]:
     """Algorithm 1 with early stop: admit drafts by falling survival while speed strictly improves.
 
-    Maximises (sum over requests of expected committed tokens) x SPS(B), where B counts one token per
-    request, the admitted drafts and `base_tokens`. Ties go to the earlier position, then to the earlier
-    request. Optimal where that product has a single peak along the order of admission.
+    Maximises (sum over requests of weight x expected committed tokens) x SPS(B), where B counts one token
+    per request, the admitted drafts and `base_tokens`. Ties go to the earlier position, then to the earlier
+    request (`dspark.scheduling.ranking`). Optimal where that product has a single peak along the order of
+    admission.
 
     Args:
         confidences: per request, the conditional confidences of its block; empty for none. Pulled
             lazily.
         curve: measured cost of a step.
         base_tokens: other tokens of the same step (prompt chunks).
+        weights: of the requests; None: all 1.
 
     Returns:
         The prefix length of each request.
@@ -42,29 +46,63 @@ def allocate_early_stop(
     prefix_lens = [0] * len(confidences)
     if not confidences:
         return prefix_lens
+    if weights is None:
+        weights = [1.0] * len(confidences)
     streams = [iter(confidence) for confidence in confidences]
-    firsts = [(next(stream, None), index) for index, stream in enumerate(streams)]
-    # (-survival, position in the block, request)
-    candidates = [(-confidence, 0, index) for confidence, index in firsts if confidence is not None]
+    firsts = [next(stream, None) for stream in streams]
+    alive = [first or 0.0 for first in firsts]
+    # (-gain, position in the block, request)
+    candidates = [
+        (-gain_steps(alive[index], weights[index]), 0, index)
+        for index, first in enumerate(firsts)
+        if first is not None
+    ]
     heapify(candidates)
-    expected_committed = float(len(confidences))
+    expected, step = float(sum(weights)), step_size()
     num_tokens = base_tokens + len(confidences)
-    best = expected_committed * curve.steps_per_second(num_tokens)
+    best = expected / curve.round_s(num_tokens)
     while candidates:
-        negative_survival, position, index = candidates[0]
-        gained = (expected_committed - negative_survival) * curve.steps_per_second(num_tokens + 1)
-        if gained <= best:
+        negative_gain, position, index = candidates[0]
+        speed = (expected - negative_gain * step) / curve.round_s(num_tokens + 1)
+        if speed <= best:
             break
-        best = gained
-        expected_committed -= negative_survival
+        best = speed
+        expected -= negative_gain * step
         num_tokens += 1
         prefix_lens[index] = position + 1
         following = next(streams[index], None)
         if following is None:
             heappop(candidates)
         else:
-            heapreplace(candidates, (negative_survival * following, position + 1, index))
+            alive[index] *= following
+            heapreplace(candidates, (-gain_steps(alive[index], weights[index]), position + 1, index))
     return prefix_lens
+
+
+def early_stop_budget(ranked: RankedDrafts, curve: CapacityCurve, *, base_tokens: int = 0) -> int:
+    """How many of the ranked drafts `allocate_early_stop` admits: the same ones, found for all at once.
+
+    It sees confidences that the lazy search would never have pulled, and cannot use them: what it returns
+    is what that search returns, which knows nothing of them (a test compares the two).
+    """
+    speeds = _speeds(ranked, curve, base_tokens)
+    is_slower = speeds[1:] <= speeds[:-1]
+    return int(np.argmax(is_slower)) if is_slower.any() else len(is_slower)
+
+
+def best_budget(ranked: RankedDrafts, curve: CapacityCurve, *, base_tokens: int = 0) -> int:
+    """The best number of drafts by a search that looks at all of them: NOT causal.
+
+    Lossless only for requests whose output does not depend on how much is verified (greedy and coupled
+    acceptance). With rejection sampling it is the leak of the paper's Appendix A.
+    """
+    return int(np.argmax(_speeds(ranked, curve, base_tokens)))
+
+
+def _speeds(ranked: RankedDrafts, curve: CapacityCurve, base_tokens: int) -> Floats:
+    """[N + 1] weighted tokens per second with 0, 1, ... N drafts admitted."""
+    expected = ranked.expected()
+    return expected / curve.rounds_s(base_tokens + ranked.num_requests, len(expected))
 
 
 def allocate_fixed(block_lens: Sequence[int], prefix_len: int) -> list[int]:
@@ -81,26 +119,6 @@ def allocate_threshold(confidences: Sequence[Iterable[float]], threshold: float)
     for confidence in confidences:
         admitted = takewhile(lambda value: value >= threshold, confidence)
         prefix_lens.append(sum(1 for _ in admitted))
-    return prefix_lens
-
-
-def allocate_top(confidences: Sequence[Sequence[float]], budget: int) -> list[int]:
-    """The `budget` drafts that survive best: ties go to the earlier position, then to the earlier request.
-
-    Causal only where the budget is: see `dspark.scheduling.barrier`, which also says why.
-    """
-    num_requests, longest = len(confidences), max(map(len, confidences), default=0)
-    if budget <= 0 or longest == 0:
-        return [0] * num_requests
-    # [longest, R], so that a stable sort keeps earlier positions, then earlier requests, first
-    conditional = np.zeros((longest, num_requests))
-    is_draft = np.zeros((longest, num_requests), dtype=bool)
-    for column, confidence in enumerate(confidences):
-        conditional[: len(confidence), column] = confidence
-        is_draft[: len(confidence), column] = True
-    rank = np.where(is_draft, -np.cumprod(conditional, axis=0), np.inf).ravel()
-    chosen = np.argsort(rank, kind="stable")[: min(budget, int(is_draft.sum()))]
-    prefix_lens: list[int] = np.bincount(chosen % num_requests, minlength=num_requests).tolist()
     return prefix_lens
 
 

@@ -2,7 +2,7 @@
 
 Losslessness. Let K be the number of drafts that a round verifies. K is a function of confidences of
 rounds that ended at least `MIN_AGE` rounds before, so it is independent of this round's drafts. The
-drafts with the greatest survival fill it (`allocate_top`). Whether draft k of a request is among them
+drafts that add most fill it (`dspark.scheduling.ranking`). Whether draft k of a request is among them
 depends on its survival up to k and on the drafts of *other* requests: the drafts behind k in its own
 block survive no better and, by the order of ties, never come before it. So whether draft k is verified
 does not depend on its value, which is all that Appendix A of the paper asks for. The search for K may
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dspark.scheduling.capacity import CapacityCurve
+from dspark.scheduling.ranking import Confidences, Floats
 from dspark.scheduling.survival import survival
 
 # A round's drafts follow from the tokens that the round before it committed, and these from the drafts of
@@ -26,6 +27,7 @@ from dspark.scheduling.survival import survival
 MIN_AGE = 2
 # Conditional confidence of every position before anything is known.
 _PRIOR = 0.6
+_NOTHING: Confidences = np.zeros(0, dtype=np.float32)
 
 
 class CausalityError(AssertionError):
@@ -38,11 +40,13 @@ class Snapshot:
 
     Attributes:
         round_number: of the round whose drafts these confidences are about.
-        confidences: of each block by request id, conditional, in block order.
+        request_ids: of that round.
+        confidences: of their blocks, conditional; empty where a request had none.
     """
 
     round_number: int
-    confidences: Mapping[str, Sequence[float]]
+    request_ids: Sequence[str]
+    confidences: Sequence[Confidences]
 
 
 class ConfidenceHistory:
@@ -65,24 +69,27 @@ class ConfidenceHistory:
 def verify_budget(
     snapshot: Snapshot | None,
     round_number: int,
-    request_ids: Sequence[str],
+    blocks: Mapping[str, int],
     curve: CapacityCurve,
     *,
-    gamma: int,
+    weights: Mapping[str, float] | None = None,
+    base: float = 0.0,
     base_tokens: int = 0,
 ) -> int:
-    """How many drafts of these requests together a round verifies.
+    """How many drafts of these blocks together a round verifies.
 
-    Maximises (expected committed tokens) x SPS(B) over all budgets, with the survivals of the snapshot. A
-    request that it lacks (it joined, or had no block) is taken to survive like the mean of those it has.
+    Maximises (weighted expected committed tokens) x SPS(B) over all budgets, with the survivals of the
+    snapshot. A request that it lacks (it joined, or had no block) is taken to survive like the mean of those
+    it has.
 
     Args:
         snapshot: None while there is none that is old enough.
         round_number: of the round the budget is for.
-        request_ids: those that will have a block.
+        blocks: drafts asked for, by the ids of the requests that will have a block.
         curve: measured cost of a step, behind the cost of the draft.
-        gamma: drafts of a block.
-        base_tokens: other tokens of the same step: anchors of further requests, prompt chunks.
+        weights: of the tokens of these requests; None: all 1.
+        base: summed weights of further requests of the step, which commit one token each.
+        base_tokens: other tokens of the same step: anchors of those requests, prompt chunks.
 
     Raises:
         CausalityError: the snapshot is younger than `MIN_AGE` rounds.
@@ -92,24 +99,23 @@ def verify_budget(
             f"the budget of round {round_number} may not know the confidences of "
             f"round {snapshot.round_number}"
         )
-    if not request_ids:
+    if not blocks:
         return 0
-    alive = np.sort(_survivals(snapshot, request_ids, gamma), axis=None)[::-1]
-    num_tokens = base_tokens + len(request_ids)
-    budgets = np.arange(len(alive) + 1)
-    expected = len(request_ids) + np.concatenate(([0.0], np.cumsum(alive)))
-    speeds = expected / (curve.draft_s + curve.steps_s(num_tokens + budgets))
-    return int(np.argmax(speeds))
+    scale = np.array([weights[name] if weights else 1.0 for name in blocks])
+    gains = _survivals(snapshot, blocks) * scale[:, None]
+    is_asked = np.arange(gains.shape[1]) < np.array(list(blocks.values()))[:, None]
+    falling = np.sort(gains[is_asked])[::-1]
+    expected = base + scale.sum() + np.concatenate(([0.0], np.cumsum(falling)))
+    return int(np.argmax(expected / curve.rounds_s(base_tokens + len(blocks), len(expected))))
 
 
-def _survivals(
-    snapshot: Snapshot | None, request_ids: Sequence[str], gamma: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """[R, gamma]; beyond a shorter block it goes on with the mean confidence of the position."""
-    known = np.full((len(request_ids), gamma), np.nan)
+def _survivals(snapshot: Snapshot | None, blocks: Mapping[str, int]) -> Floats:
+    """[R, the longest block]; beyond a shorter one it goes on with the mean confidence of the position."""
+    known = np.full((len(blocks), max(blocks.values())), np.nan)
     if snapshot is not None:
-        for row, request_id in enumerate(request_ids):
-            confidence = snapshot.confidences.get(request_id, ())[:gamma]
+        said = dict(zip(snapshot.request_ids, snapshot.confidences, strict=True))
+        for row, request_id in enumerate(blocks):
+            confidence = said.get(request_id, _NOTHING)[: known.shape[1]]
             known[row, : len(confidence)] = confidence
     is_known = ~np.isnan(known)
     counts = is_known.sum(axis=0)

@@ -11,6 +11,14 @@ import numpy.typing as npt
 from dspark.errors import ConfigurationError
 
 
+@dataclass(slots=True)
+class _Table:
+    """Seconds by number of tokens, as far as anyone has asked; the same twice."""
+
+    array: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    numbers: list[float] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class CapacityCurve:
     """Seconds of one round's fixed draft cost and of one step of `batch_tokens` tokens.
@@ -25,8 +33,7 @@ class CapacityCurve:
     seconds: tuple[float, ...]
     # seconds that every round spends before its step
     draft_s: float = 0.0
-    # seconds by size, as far as anyone has asked
-    _known: list[float] = field(default_factory=list, repr=False, compare=False)
+    _table: _Table = field(default_factory=_Table, repr=False, compare=False)
 
     @classmethod
     def from_points(cls, step_cost: Sequence[tuple[int, float]], *, draft_s: float = 0.0) -> CapacityCurve:
@@ -64,10 +71,9 @@ class CapacityCurve:
 
     def step_s(self, batch_tokens: int) -> float:
         """Seconds of one step of the target."""
-        known = self._known
-        if batch_tokens >= len(known):
-            known.extend(self.steps_s(np.arange(len(known), 2 * batch_tokens + 1)).tolist())
-        return known[batch_tokens]
+        if batch_tokens >= len(self._table.numbers):
+            self._extend_table(batch_tokens)
+        return self._table.numbers[batch_tokens]
 
     def steps_s(self, batch_tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         """Seconds of one step for several sizes."""
@@ -78,9 +84,24 @@ class CapacityCurve:
         beyond: npt.NDArray[np.float64] = inside + slope * np.maximum(batch_tokens - self.sizes[-1], 0)
         return beyond
 
+    def round_s(self, batch_tokens: int) -> float:
+        """Seconds of a round whose step holds `batch_tokens` tokens: 1 / SPS(B) of Algorithm 1."""
+        return self.draft_s + self.step_s(batch_tokens)
+
+    def rounds_s(self, first: int, count: int) -> npt.NDArray[np.float64]:
+        """`round_s` of `first`, `first + 1`, ... tokens, [count]."""
+        if first + count > len(self._table.array):
+            self._extend_table(first + count)
+        rounds: npt.NDArray[np.float64] = self._table.array[first : first + count] + self.draft_s
+        return rounds
+
     def steps_per_second(self, batch_tokens: int) -> float:
         """SPS(B) of Algorithm 1: rounds per second when each step holds `batch_tokens` tokens."""
-        return 1.0 / (self.draft_s + self.step_s(batch_tokens))
+        return 1.0 / self.round_s(batch_tokens)
+
+    def _extend_table(self, batch_tokens: int) -> None:
+        self._table.array = self.steps_s(np.arange(2 * batch_tokens + 1))
+        self._table.numbers = self._table.array.tolist()
 
 
 def _never_falling(values: Sequence[float]) -> list[float]:

@@ -10,9 +10,10 @@ from dspark.scheduling.allocation import (
     allocate_early_stop,
     allocate_fixed,
     allocate_threshold,
-    allocate_top,
+    early_stop_budget,
 )
 from dspark.scheduling.capacity import CapacityCurve
+from dspark.scheduling.ranking import RankedDrafts, rank_drafts
 from dspark.scheduling.survival import survival
 
 # Prefix length of one block, whose confidences come one by one.
@@ -28,8 +29,18 @@ _OTHER_BLOCKS = ((0.3, 0.9), (0.7, 0.6), (0.5, 0.5))
 
 
 def early_stop(curve: CapacityCurve) -> Policy:
-    """Algorithm 1 as it ships."""
+    """Algorithm 1 as it ships for few drafts: one by one."""
     return lambda confidences: allocate_early_stop([confidences], curve)[0]
+
+
+def early_stop_at_once(curve: CapacityCurve) -> Policy:
+    """Algorithm 1 as it ships for many drafts: from a ranking of all of them."""
+
+    def choose(confidences: Iterator[float]) -> int:
+        ranked = _rank(list(confidences))
+        return ranked.prefix_lens(early_stop_budget(ranked, curve))[0]
+
+    return choose
 
 
 def fixed(prefix_len: int) -> Policy:
@@ -47,10 +58,14 @@ def beside(other: Sequence[float], budget: int, *, comes_first: bool) -> Policy:
 
     def choose(confidences: Iterator[float]) -> int:
         own = list(confidences)
-        blocks = [own, other] if comes_first else [other, own]
-        return allocate_top(blocks, budget)[0 if comes_first else 1]
+        blocks = (own, other) if comes_first else (other, own)
+        return _rank(*blocks).prefix_lens(budget)[0 if comes_first else 1]
 
     return choose
+
+
+def _rank(*blocks: Sequence[float]) -> RankedDrafts:
+    return rank_drafts([np.array(block, dtype=np.float32) for block in blocks])
 
 
 def retrospective(curve: CapacityCurve) -> Policy:
@@ -73,6 +88,7 @@ def shipped_policies(gamma: int) -> dict[str, Policy]:
     for extra in _EXTRA_COSTS:
         curve = CapacityCurve.from_points([(1, 1.0), (4, 1.0 + extra)])
         policies[f"early stop, +{100 * extra:.0f} %"] = early_stop(curve)
+        policies[f"early stop at once, +{100 * extra:.0f} %"] = early_stop_at_once(curve)
     policies["early stop, appendix A"] = early_stop(APPENDIX_A_CURVE)
     policies |= {f"threshold {least:g}": threshold(least) for least in _THRESHOLDS}
     # The barrier's budget does not depend on this round's drafts: any will do, beside any other block.

@@ -10,15 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from dspark.decoding.sampling import shaped_probs
-from dspark.decoding.types import DrafterInfo, GenerationRequest, StopParams, VerifierInfo
+from dspark.decoding.types import GenerationRequest, StopParams
 from dspark.evaluation.generation import Engines, LocalDecoder
 from dspark.evaluation.lossless.statistics import ERROR_RATE, sequences_p_value
 from dspark.evaluation.lossless.tiny import VOCAB_SIZE, load_tiny_engines
 from dspark.evaluation.requests import sampling_of
 from dspark.evaluation.stock import StockModel
 from dspark.evaluation.verdict import Check
-from dspark.rounds.planner import Planner, planner_of
+from dspark.rounds.planner import FreePlanner, Planner, planner_of
+from dspark.rounds.step_ahead import StepAhead
 from dspark.scheduling.draft_length import DraftLength
+from dspark.scheduling.ranking import Confidences
 
 _NUM_TOKENS = 24
 _TEMPERATURE = 1.0
@@ -29,15 +31,12 @@ _PROMPT = (1, 3, 0, 2)
 _THRESHOLD = 0.4
 
 
-class ChangingPlanner:
+class ChangingPlanner(FreePlanner):
     """Another prefix length for each request and round, whatever the confidences, and so causal."""
 
     def __init__(self, max_len: int) -> None:
         self._num_lens = max_len + 1
         self._num_rounds = 0
-
-    def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
-        """Needs none."""
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Two rounds of three."""
@@ -48,9 +47,7 @@ class ChangingPlanner:
         """Another one in every round."""
         return 1 + self._num_rounds % gamma
 
-    def plan(
-        self, request_ids: Sequence[str], confidences: Sequence[Sequence[float]], num_prefill_tokens: int
-    ) -> list[int]:
+    def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """By round and place in the batch."""
         return [
             min(len(confidence), (self._num_rounds + 3 * place) % self._num_lens)
@@ -123,7 +120,7 @@ def exact_distribution(model: StockModel) -> dict[tuple[int, ...], float]:
 def _planners(engines: Engines) -> list[Planner]:
     assert engines.drafter is not None
     gamma = engines.drafter.info.gamma
-    shipped = [planner_of(name, threshold=_THRESHOLD) for name in ("barrier", "threshold")]
+    shipped = [planner_of(name, threshold=_THRESHOLD) for name in ("barrier", "retrospective", "threshold")]
     return [planner_of("fixed", fixed_len=gamma), ChangingPlanner(gamma), *shipped]
 
 

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from dspark.errors import ConfigurationError
+from dspark.decoding.types import Acceptance, SamplingParams
+from dspark.errors import ConfigurationError, InvalidRequestError
 from dspark.rounds.adaptive import BarrierPlanner, EarlyStopPlanner
 from dspark.rounds.planner import FixedPlanner, OffPlanner, ThresholdPlanner, planner_of
+from dspark.rounds.step_ahead import StepAhead
+from dspark.scheduling.allocation import allocate_early_stop
 from dspark.scheduling.draft_length import DraftLength
 from tests.fakes import FakeDrafter, FakeVerifier
 
 
-def ids(confidences) -> list[str]:
-    return [f"r{number}" for number in range(len(confidences))]
+def plan(planner, blocks, num_prefill_tokens=0, *, request_ids=None, weights=None):
+    """A round as the loop makes it: prepare, then plan."""
+    step = StepAhead(
+        request_ids or [f"r{number}" for number in range(len(blocks))],
+        [len(block) for block in blocks],
+        num_prefill_tokens,
+        None if weights is None else np.array(weights),
+    )
+    if planner.prepares and any(step.num_asked):
+        planner.prepare(step)
+    return planner.plan(step, [np.array(block, dtype=np.float32) for block in blocks])
 
 
 def infos(**changes):
@@ -33,8 +46,8 @@ def test_policies_are_found_by_name():
     assert isinstance(planner_of("off"), OffPlanner)
     fixed = planner_of("fixed", fixed_len=3)
     assert isinstance(fixed, FixedPlanner)
-    assert fixed.plan(ids([[0.1] * 7, []]), [[0.1] * 7, []], 0) == [3, 0]
-    with pytest.raises(ConfigurationError, match="choose one of early-stop, barrier, threshold, fixed, off"):
+    assert plan(fixed, [[0.1] * 7, []]) == [3, 0]
+    with pytest.raises(ConfigurationError, match=r"choose one of early-stop, .*, retrospective, .*, off"):
         planner_of("clever")
 
 
@@ -50,7 +63,7 @@ def test_the_adaptive_policy_refuses_a_verifier_whose_steps_say_nothing(step_cos
 
 def test_sure_drafts_are_verified_and_hopeless_ones_are_not():
     planner = adaptive()
-    assert planner.plan(ids([[0.95] * 4, [0.01] * 4, []]), [[0.95] * 4, [0.01] * 4, []], 0) == [4, 0, 0]
+    assert plan(planner, [[0.95] * 4, [0.01] * 4, []]) == [4, 0, 0]
 
 
 def test_drafting_pauses_after_a_row_of_losses_and_longer_each_time():
@@ -65,7 +78,7 @@ def test_drafting_pauses_after_a_row_of_losses_and_longer_each_time():
     pauses = []
     for _ in range(7):
         pauses.append(rounds_until_the_next_draft())
-        planner.plan(ids([[0.01] * 4]), [[0.01] * 4], 0)
+        plan(planner, [[0.01] * 4])
     assert pauses == [0, 0, 0, 0, 8, 16, 32]
 
 
@@ -73,15 +86,15 @@ def test_one_good_round_ends_the_suspicion():
     planner = adaptive()
     for _ in range(20):
         for _ in range(3):
-            planner.plan(ids([[0.01] * 4]), [[0.01] * 4], 0)
-        planner.plan(ids([[0.95] * 4]), [[0.95] * 4], 0)
+            plan(planner, [[0.01] * 4])
+        plan(planner, [[0.95] * 4])
         assert planner.wants_drafts(1)
 
 
 def test_a_round_without_blocks_tells_nothing_about_drafting():
     planner = adaptive()
     for _ in range(20):
-        assert planner.plan(ids([[], []]), [[], []], 5) == [0, 0]
+        assert plan(planner, [[], []], 5) == [0, 0]
     assert planner.wants_drafts(2)
 
 
@@ -89,7 +102,7 @@ def test_a_drafter_without_measured_cost_is_taken_to_be_free():
     verifier, drafter = infos()
     planner = EarlyStopPlanner()
     planner.learn_costs(verifier, replace(drafter, draft_cost=()))
-    assert planner.plan(ids([[0.9] * 4]), [[0.9] * 4], 0) == [4]
+    assert plan(planner, [[0.9] * 4]) == [4]
 
 
 def test_only_the_adaptive_policy_shortens_blocks():
@@ -100,11 +113,40 @@ def test_only_the_adaptive_policy_shortens_blocks():
     assert OffPlanner().draft_len(history, 7) == 0
 
 
+def test_many_requests_are_planned_like_few():
+    rng = np.random.default_rng(1)
+    blocks = [rng.uniform(0.1, 1.0, 4).tolist() for _ in range(20)]
+    together = plan(adaptive(), [*blocks, []], 3)
+    few = allocate_early_stop(
+        [np.array(block, dtype=np.float32).tolist() for block in [*blocks, []]],
+        adaptive()._curve(80),
+        base_tokens=3,
+    )
+    assert together == few
+    assert 0 < sum(together) < 80
+
+
+def test_weights_move_the_budget_to_the_heavier_request():
+    for planner in (adaptive(step_cost=STAIRS), barrier(step_cost=STAIRS)):
+        blocks = [[0.7, 0.1], [0.7, 0.1]]
+        assert plan(planner, blocks, weights=[1.0, 2.0]) == [0, 1]
+        assert plan(planner, blocks, weights=[2.0, 1.0]) == [1, 0]
+
+
+def test_the_retrospective_policy_turns_away_requests_that_are_sampled_by_rejection():
+    planner = planner_of("retrospective")
+    for acceptance in (Acceptance.GREEDY, Acceptance.COUPLED):
+        planner.check(SamplingParams(acceptance=acceptance))
+    with pytest.raises(InvalidRequestError, match="send temperature 0, or a seed") as caught:
+        planner.check(SamplingParams(acceptance=Acceptance.REJECTION))
+    assert caught.value.field == "seed"
+
+
 def test_a_threshold_looks_at_every_block_by_itself():
     planner = planner_of("threshold", threshold=0.8)
     assert isinstance(planner, ThresholdPlanner)
     blocks = [[0.9, 0.9, 0.1], [0.7, 0.9], []]
-    assert planner.plan(ids(blocks), blocks, 0) == [2, 0, 0]
+    assert plan(planner, blocks) == [2, 0, 0]
 
 
 def barrier(**changes) -> BarrierPlanner:
@@ -123,27 +165,27 @@ def test_the_budget_of_a_round_does_not_depend_on_its_own_confidences_nor_on_tho
     for last in ([0.99, 0.99], [0.01, 0.01]):
         planner = barrier(step_cost=STAIRS)
         for confidence in ([0.9, 0.9], [0.9, 0.9], last):
-            length = planner.plan(["a"], [confidence], 0)
-        histories[tuple(last)] = length, planner.plan(["a"], [[0.9, 0.9]], 0)
+            length = plan(planner, [confidence], request_ids=["a"])
+        histories[tuple(last)] = length, plan(planner, [[0.9, 0.9]], request_ids=["a"])
     assert histories[0.99, 0.99] == histories[0.01, 0.01] == ([2], [2])
 
 
 def test_two_rounds_later_the_budget_follows_what_was_said():
     planner = barrier(step_cost=STAIRS)
     for confidence in ([0.9, 0.9], [0.01, 0.01], [0.9, 0.9]):
-        planner.plan(["a"], [confidence], 0)
-    assert planner.plan(["a"], [[0.9, 0.9]], 0) == [0]
-    assert planner.plan(["a"], [[0.9, 0.9]], 0) == [2]
+        plan(planner, [confidence], request_ids=["a"])
+    assert plan(planner, [[0.9, 0.9]], request_ids=["a"]) == [0]
+    assert plan(planner, [[0.9, 0.9]], request_ids=["a"]) == [2]
 
 
 def test_requests_that_join_leave_or_lack_a_block_are_planned_for():
     planner = barrier()
     plans = [
-        planner.plan(["a"], [[0.9] * 4], 0),
-        planner.plan(["a", "b"], [[0.9] * 4, [0.9] * 4], 3),
-        planner.plan(["b", "c", "d"], [[0.9] * 4, [], [0.9] * 2], 0),
-        planner.plan(["c"], [[]], 0),
-        planner.plan(["e"], [[0.9] * 4], 0),
+        plan(planner, [[0.9] * 4], request_ids=["a"]),
+        plan(planner, [[0.9] * 4, [0.9] * 4], 3, request_ids=["a", "b"]),
+        plan(planner, [[0.9] * 4, [], [0.9] * 2], request_ids=["b", "c", "d"]),
+        plan(planner, [[]], request_ids=["c"]),
+        plan(planner, [[0.9] * 4], request_ids=["e"]),
     ]
     assert [len(plan) for plan in plans] == [1, 2, 3, 1, 1]
     assert plans[2][1] == plans[3][0] == 0

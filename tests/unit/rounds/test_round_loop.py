@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from loop_rig import Rig, read
 
-from dspark.decoding.types import FinishReason, PrefillItem, VerifyItem
+from dspark.decoding.types import FinishReason, PrefillItem, SamplingParams, VerifyItem
 from dspark.errors import (
     ContextTooLongError,
+    DeadlineError,
     InvalidRequestError,
     OverloadedError,
     ServiceUnavailableError,
 )
 from dspark.rounds.planner import planner_of
+from dspark.rounds.policies import POLICIES
 from tests.fakes import FakeVerifier, continuation, greedy_request
 
 
@@ -57,7 +60,7 @@ async def test_many_requests_share_rounds_and_leave_no_pages():
     assert rig.drafter.closed == set(prompts)
 
 
-@pytest.mark.parametrize("policy", ["early-stop", "fixed", "off"])
+@pytest.mark.parametrize("policy", POLICIES)
 async def test_every_policy_gives_the_same_text(policy):
     rig = Rig(planner=planner_of(policy))
     async with rig.running() as loop:
@@ -142,3 +145,41 @@ async def test_a_long_prompt_is_computed_in_chunks_while_others_stream():
     shared = [step for step in rig.verifier.steps if len(step) == 2 and isinstance(step[1], PrefillItem)]
     assert len(shared) == 10
     assert all(isinstance(step[0], VerifyItem) and step[1].num_tokens == 8 for step in shared)
+
+
+async def turns_until(condition) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never came to that")
+
+
+async def test_the_barrier_bears_a_drafter_that_comes_and_goes_and_requests_that_join_and_leave():
+    rig = Rig(planner=planner_of("barrier"), first_pause_s=0.01, longest_pause_s=0.01)
+    async with rig.running() as loop:
+        first = asyncio.create_task(read(loop.submit(greedy_request("a", max_new_tokens=60))))
+        await turns_until(lambda: len(rig.drafter.calls) >= 3)
+        second = asyncio.create_task(read(loop.submit(greedy_request("b", [7, 8], max_new_tokens=40))))
+        await turns_until(lambda: len(rig.drafter.calls) >= 6)
+        rig.drafter.outage = DeadlineError("late")
+        await turns_until(lambda: loop.stats.num_draft_failures > 0)
+        rig.drafter.outage = None
+        rig.drafter.restart()
+        rig.clock.time_s += 1
+        async with loop.submit(greedy_request("c", [9], max_new_tokens=30)) as given_up:
+            await anext(given_up)
+        results = await asyncio.gather(first, second)
+        num_accepted = loop.stats.counters.num_accepted_tokens
+    assert results[0][0] == continuation((1, 2, 3), 60)
+    assert results[1][0] == continuation([7, 8], 40)
+    assert num_accepted > 10
+
+
+async def test_the_retrospective_policy_refuses_a_sampled_request_without_a_seed():
+    rig = Rig(planner=planner_of("retrospective"))
+    sampled = replace(greedy_request("a"), sampling=SamplingParams())
+    async with rig.running() as loop:
+        with pytest.raises(InvalidRequestError, match="policy retrospective"):
+            loop.submit(sampled)
+        assert (await read(loop.submit(greedy_request("a"))))[0] == continuation((1, 2, 3), 20)

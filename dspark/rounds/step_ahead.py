@@ -1,0 +1,25 @@
+"""The step that a round plans, as far as it is known before any of its drafts are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dspark.scheduling.ranking import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class StepAhead:
+    """What a plan is made for.
+
+    Attributes:
+        request_ids: of those that decode, in order of arrival.
+        num_asked: drafts asked for, by request; 0 where it gets no block.
+        num_prefill_tokens: prompt tokens of the same step.
+        weights: [R] of each request's tokens, see `dspark.scheduling.weights`; None: all 1.
+    """
+
+    request_ids: Sequence[str]
+    num_asked: Sequence[int]
+    num_prefill_tokens: int = 0
+    weights: Floats | None = None

@@ -1,0 +1,119 @@
+"""The order in which drafts are admitted: by what each adds, then by position, then by request.
+
+What a draft adds is its survival times the weight of its request. It is compared in whole steps of 2**-38, so
+that a draft has one place in the order however that is found: one by one (`allocate_early_stop`), or all at
+once by sorting one integer per draft, which takes tens of microseconds for hundreds of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+# [g] float32, conditional confidences of one block
+Confidences = npt.NDArray[np.float32]
+
+MAX_WEIGHT = 16.0
+# A key: what is lacking to the greatest gain, then position, then request.
+_SCALE = float(1 << 38)
+_GREATEST = int(MAX_WEIGHT * _SCALE)
+_REQUEST_BITS, _POSITION_BITS = 14, 6
+_PLACE_BITS = _REQUEST_BITS + _POSITION_BITS
+_REQUEST_MASK = (1 << _REQUEST_BITS) - 1
+
+
+def gain_steps(survival: float, weight: float) -> int:
+    """What a draft adds to the expected committed tokens, weighted, in steps of `step_size`."""
+    return int(survival * weight * _SCALE)
+
+
+def step_size() -> float:
+    """Weighted tokens of one step of a gain."""
+    return 1.0 / _SCALE
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDrafts:
+    """The drafts of a round in the order of admission.
+
+    Attributes:
+        gains: [N], never rising: survival times weight.
+        requests: [N], whose draft it is. Those of one request come in the order of its block.
+        base: sum of the weights, which is what the round commits without any draft.
+        num_requests: with a block or without.
+    """
+
+    gains: Floats
+    requests: Integers
+    base: float
+    num_requests: int
+
+    def prefix_lens(self, num_admitted: int) -> list[int]:
+        """Drafts of each request among the first `num_admitted`."""
+        counts = np.bincount(self.requests[:num_admitted], minlength=self.num_requests)
+        prefix_lens: list[int] = counts.tolist()
+        return prefix_lens
+
+    def expected(self) -> Floats:
+        """[N + 1] weighted tokens that are committed with 0, 1, ... N drafts admitted."""
+        sums = np.empty(len(self.gains) + 1)
+        sums[0] = self.base
+        sums[1:] = self.gains
+        # one after the other, as a sum by hand would go
+        np.cumsum(sums, out=sums)
+        return sums
+
+
+def rank_drafts(confidences: Sequence[Confidences], weights: Floats | None = None) -> RankedDrafts:
+    """Rank all drafts of a round.
+
+    Args:
+        confidences: of each request's block, empty where it has none.
+        weights: [R], each above 0 and at most `MAX_WEIGHT`; None: all 1.
+    """
+    num_requests = len(confidences)
+    assert num_requests <= _REQUEST_MASK + 1, f"{num_requests} requests in one round"
+    # added up one by one, as a search by hand does
+    base = float(num_requests) if weights is None else float(sum(weights.tolist()))
+    gains, is_draft = _padded(confidences)
+    np.cumprod(gains, axis=1, out=gains)
+    gains *= _SCALE if weights is None else weights[:, None] * _SCALE
+    keys = (_GREATEST - gains.astype(np.int64)) << _PLACE_BITS
+    keys |= _places(*gains.shape)
+    ranked = np.sort(keys.ravel() if is_draft is None else keys[is_draft])
+    return RankedDrafts(
+        gains=np.multiply(_GREATEST - (ranked >> _PLACE_BITS), step_size(), dtype=np.float64),
+        requests=ranked & _REQUEST_MASK,
+        base=base,
+        num_requests=num_requests,
+    )
+
+
+def _padded(confidences: Sequence[Confidences]) -> tuple[Floats, npt.NDArray[np.bool_] | None]:
+    """All blocks as [R, the longest], and which places hold a draft; None: all do."""
+    flat = np.frombuffer(b"".join(confidences), np.float32)  # type: ignore[arg-type]
+    num_requests, lengths = len(confidences), set(map(len, confidences))
+    longest = max(lengths, default=0)
+    assert longest < 1 << _POSITION_BITS, f"a block of {longest} drafts"
+    if len(lengths) == 1:
+        assert len(flat) == num_requests * longest, "confidences are arrays of float32"
+        return flat.reshape(num_requests, longest).astype(np.float64), None
+    counts = np.fromiter(map(len, confidences), np.int64, num_requests)
+    assert len(flat) == counts.sum(), "confidences are arrays of float32"
+    is_draft = np.arange(longest) < counts[:, None]
+    padded = np.zeros((num_requests, longest))
+    padded[is_draft] = flat
+    return padded, is_draft
+
+
+@lru_cache(maxsize=64)
+def _places(num_requests: int, longest: int) -> Integers:
+    """Position and request of each draft of full blocks, [R, longest]."""
+    positions = np.arange(longest, dtype=np.int64) << _REQUEST_BITS
+    return positions | np.arange(num_requests, dtype=np.int64)[:, None]
