@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dspark.decoding.types import Acceptance, DrafterInfo, SamplingParams, VerifierInfo
 from dspark.errors import InvalidRequestError
 from dspark.rounds.draft_guard import DraftGuard, Plan
+from dspark.rounds.stats import RoundReport
 from dspark.rounds.step_ahead import StepAhead
 from dspark.scheduling.allocation import allocate_early_stop, best_budget, early_stop_budget
 from dspark.scheduling.barrier import ConfidenceHistory, Snapshot, verify_budget
 from dspark.scheduling.capacity import CapacityCurve
+from dspark.scheduling.cost_model import CostModel
 from dspark.scheduling.draft_length import DraftLength
 from dspark.scheduling.ranking import Confidences, RankedDrafts, rank_drafts
 
@@ -24,24 +26,39 @@ class AdaptivePlanner:
     prepares = False
 
     def __init__(self) -> None:
-        self._steps: CapacityCurve | None = None
-        self._drafts: CapacityCurve | None = None
+        self._steps: CostModel | None = None
+        self._drafts: CostModel | None = None
         # by number of slots drafted
         self._curves: dict[int, CapacityCurve] = {}
         self._guard = DraftGuard()
 
     def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
-        """Make the curves.
+        """Start from the measured costs.
 
         Raises:
             ConfigurationError: the verifier's steps were not measured, or do not rise.
         """
-        steps = CapacityCurve.from_points(verifier.step_cost)
-        steps.check_rises()
+        steps = CostModel(verifier.step_cost)
+        steps.curve.check_rises()
         self._steps = steps
         self._curves.clear()
         has_cost = drafter is not None and drafter.draft_cost
-        self._drafts = CapacityCurve.from_points(drafter.draft_cost) if drafter and has_cost else None
+        self._drafts = CostModel(drafter.draft_cost) if drafter and has_cost else None
+
+    def observe(self, report: RoundReport) -> None:
+        """Correct the costs by what the round took."""
+        assert self._steps is not None, "learn_costs comes first"
+        is_new = self._steps.observe(report.batch_tokens, report.step_s)
+        num_slots = sum(request.num_drafted for request in report.verified)
+        if self._drafts is not None:
+            is_new |= self._drafts.observe(num_slots, report.draft_s)
+        if is_new:
+            self._curves.clear()
+
+    @property
+    def cost_error(self) -> float:
+        """How far the predicted cost of a step was from the real one lately, as a share."""
+        return self._steps.error if self._steps is not None else 0.0
 
     def check(self, sampling: SamplingParams) -> None:
         """Takes every request."""
@@ -86,8 +103,8 @@ class AdaptivePlanner:
         assert self._steps is not None, "learn_costs comes first"
         curve = self._curves.get(num_slots)
         if curve is None:
-            draft_s = self._drafts.step_s(num_slots) if self._drafts else 0.0
-            curve = self._curves[num_slots] = self._steps.with_draft_cost(draft_s)
+            draft_s = self._drafts.curve.step_s(num_slots) if self._drafts else 0.0
+            curve = self._curves[num_slots] = self._steps.curve.with_draft_cost(draft_s)
         return curve
 
 

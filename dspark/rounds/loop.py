@@ -100,6 +100,7 @@ class RoundLoop:
             num_pages=self._link.num_pages,
             num_resumed=self._intake.num_resumed,
             num_draft_failures=self._drafts.num_failures,
+            cost_error=self._planner.cost_error,
             is_verifier_ready=self._link.is_ready,
             is_drafter_ready=self._drafts.is_ready,
         )

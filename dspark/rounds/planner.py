@@ -8,6 +8,7 @@ from typing import Protocol
 from dspark.decoding.types import DrafterInfo, SamplingParams, VerifierInfo
 from dspark.errors import ConfigurationError
 from dspark.rounds.adaptive import BarrierPlanner, EarlyStopPlanner, RetrospectivePlanner
+from dspark.rounds.stats import RoundReport
 from dspark.rounds.step_ahead import StepAhead
 from dspark.scheduling.allocation import allocate_fixed, allocate_off, allocate_threshold
 from dspark.scheduling.draft_length import DraftLength
@@ -23,6 +24,15 @@ class Planner(Protocol):
         Raises:
             ConfigurationError: the policy cannot work with them.
         """
+        ...
+
+    def observe(self, report: RoundReport) -> None:
+        """Take in what a round took, after it has ended."""
+        ...
+
+    @property
+    def cost_error(self) -> float:
+        """How far the cost of steps was mispredicted lately, as a share; 0 where it is not predicted."""
         ...
 
     def check(self, sampling: SamplingParams) -> None:
@@ -62,6 +72,14 @@ class FreePlanner:
 
     def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
         """Needs none."""
+
+    def observe(self, report: RoundReport) -> None:
+        """Learns nothing."""
+
+    @property
+    def cost_error(self) -> float:
+        """Predicts nothing."""
+        return 0.0
 
     def check(self, sampling: SamplingParams) -> None:
         """Takes every request."""

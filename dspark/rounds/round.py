@@ -91,7 +91,7 @@ class Round:
         stepped_s = self._clock.now()
         verified = self._apply(tasks, result)
         self.counters.num_rounds += 1
-        return RoundReport(
+        report = RoundReport(
             verified=verified,
             num_prefill_tokens=step.num_prefill_tokens,
             batch_tokens=result.batch_tokens,
@@ -100,6 +100,8 @@ class Round:
             step_s=stepped_s - planned_s,
             verify_s=result.verify_ns * 1e-9,
         )
+        self._planner.observe(report)
+        return report
 
     def _prefill_chunks(self, *, has_streams: bool) -> list[_Task]:
         """Spend the prompt tokens of this step, first come first served."""

@@ -49,6 +49,8 @@ class LoopStats:
     # requests of other schedulers that this one went on with, since start
     num_resumed: int
     num_draft_failures: int
+    # see `Planner.cost_error`
+    cost_error: float
     is_verifier_ready: bool
     is_drafter_ready: bool
 

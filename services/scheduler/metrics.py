@@ -38,6 +38,10 @@ PREEMPTIONS = Gauge("dspark_scheduler_preemptions", "Requests that gave way for 
 DRAFT_FAILURES = Gauge("dspark_scheduler_draft_failures", "Drafts that failed, since start.")
 STEP_FAILURES = Gauge("dspark_scheduler_step_failures", "Steps that failed, since start.")
 
+COST_ERROR = Gauge(
+    "dspark_scheduler_cost_error", "How far the cost of steps was mispredicted lately, as a share."
+)
+
 STORE_UP = Gauge("dspark_store_up", "Whether writes reach the store.")
 STORE = Gauge("dspark_store_events", "What happened at the store, since start.", ["event"])
 
@@ -68,6 +72,7 @@ def expose_loop(stats: Callable[[], LoopStats]) -> None:
     RESUMES.set_function(lambda: stats().num_resumed)
     PREEMPTIONS.set_function(lambda: stats().counters.num_preemptions)
     DRAFT_FAILURES.set_function(lambda: stats().num_draft_failures)
+    COST_ERROR.set_function(lambda: stats().cost_error)
     STEP_FAILURES.set_function(lambda: stats().counters.num_step_failures)
 
 

@@ -11,6 +11,7 @@ from dspark.decoding.types import Acceptance, SamplingParams
 from dspark.errors import ConfigurationError, InvalidRequestError
 from dspark.rounds.adaptive import BarrierPlanner, EarlyStopPlanner
 from dspark.rounds.planner import FixedPlanner, OffPlanner, ThresholdPlanner, planner_of
+from dspark.rounds.stats import RequestRound, RoundReport
 from dspark.rounds.step_ahead import StepAhead
 from dspark.scheduling.allocation import allocate_early_stop
 from dspark.scheduling.draft_length import DraftLength
@@ -131,6 +132,26 @@ def test_weights_move_the_budget_to_the_heavier_request():
         blocks = [[0.7, 0.1], [0.7, 0.1]]
         assert plan(planner, blocks, weights=[1.0, 2.0]) == [0, 1]
         assert plan(planner, blocks, weights=[2.0, 1.0]) == [1, 0]
+
+
+def report(batch_tokens, step_s, *, num_drafted=4, draft_s=0.002):
+    verified = [RequestRound("r0", num_drafted, num_drafted, 0, 1)]
+    return RoundReport(verified, 0, batch_tokens, draft_s, plan_s=0.0, step_s=step_s, verify_s=step_s)
+
+
+def test_plans_follow_what_rounds_cost_and_the_error_of_the_prediction_is_known():
+    planner = adaptive(step_cost=((1, 0.010), (3, 0.011), (16, 0.012)))
+    assert plan(planner, [[0.6] * 4]) == [4]
+    for _ in range(200):
+        planner.observe(report(1, 0.010))
+        planner.observe(report(5, 0.030))
+    assert planner.cost_error < 0.1, "learnt by now"
+    assert sum(plan(planner, [[0.6] * 4])) < 4
+    slow_drafts = adaptive(step_cost=STAIRS)
+    for _ in range(200):
+        slow_drafts.observe(report(3, 0.011, draft_s=0.2))
+    assert slow_drafts._curve(4).draft_s > 0.02
+    assert OffPlanner().cost_error == 0.0
 
 
 def test_the_retrospective_policy_turns_away_requests_that_are_sampled_by_rejection():
