@@ -94,6 +94,8 @@ class DraftRequest:
     sampling: SamplingParams
     # 1 <= max_drafts <= gamma: no more drafts than the request may still commit.
     max_drafts: int
+    # drafts of the request's last block that were verified; 0 where it had none in the last round
+    num_verified: int = 0
 
 
 @dataclass(frozen=True, slots=True)

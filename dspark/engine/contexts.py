@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dspark.decoding.types import DraftRequest, FeatureBatch
 from dspark.engine.pages import PagePool
+from dspark.engine.past_blocks import PastBlock
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class DraftContext:
     last_used: int = 0
     # drafted for since features were last absorbed: the next draft will most likely want them
     is_in_use: bool = False
+    last_block: PastBlock | None = None
 
     @property
     def num_pending(self) -> int:

@@ -27,6 +27,7 @@ from dspark.engine.draft_heads import DraftHeads
 from dspark.engine.draft_layers import native_backbone
 from dspark.engine.linear import open_arena, pack_linears
 from dspark.engine.pages import PagePool
+from dspark.engine.past_blocks import OnlineCalibration, PastBlock
 from dspark.models.calibration import Calibration
 from dspark.models.checkpoint import load_drafter
 from dspark.models.drafter import DSparkDrafter
@@ -51,6 +52,7 @@ class DraftEngine:
         *,
         name: str = "drafter",
         calibration: Calibration | None = None,
+        refits: bool = False,
         cache_dir: Path | None = None,
     ) -> None:
         config = drafter.config
@@ -61,7 +63,9 @@ class DraftEngine:
         self._native = native_backbone(drafter, pool, arena)
         if self._native is None:
             pack_linears(drafter.backbone, arena)
-        self._heads = DraftHeads(drafter, calibration or Calibration.identity(config.gamma), arena)
+        calibration = calibration or Calibration.identity(config.gamma)
+        self._heads = DraftHeads(drafter, calibration, arena)
+        self._online = OnlineCalibration(calibration) if refits else None
         self.info = DrafterInfo(
             name=name,
             gamma=config.gamma,
@@ -78,6 +82,7 @@ class DraftEngine:
         *,
         dtype: torch.dtype = torch.bfloat16,
         pool_tokens: int = 131072,
+        refits: bool = False,
         cache_dir: Path | None = None,
     ) -> DraftEngine:
         """Load a drafter directory over its target and measure what a draft costs.
@@ -87,6 +92,7 @@ class DraftEngine:
             target: Hugging Face directory of the target, for its embedding and output projection.
             dtype: of weights and context.
             pool_tokens: context tokens of all requests together.
+            refits: whether the calibration follows what becomes of the blocks.
             cache_dir: where built kernels are kept.
 
         Raises:
@@ -103,7 +109,9 @@ class DraftEngine:
             cache_dir=cache_dir,
         )
         calibration = Calibration.read(path, config.gamma)
-        engine = cls(drafter, pool, name=path.name, calibration=calibration, cache_dir=cache_dir)
+        engine = cls(
+            drafter, pool, name=path.name, calibration=calibration, refits=refits, cache_dir=cache_dir
+        )
         engine.info = replace(engine.info, draft_cost=engine.measure())
         return engine
 
@@ -129,6 +137,9 @@ class DraftEngine:
                 if self._contexts.reserve(context, context.num_computed + context.num_pending, held)
             ]
         )
+        calibration = self._online.learn() if self._online is not None else None
+        if calibration is not None:
+            self._heads.calibration = calibration
 
     def is_ready(self, request: DraftRequest) -> bool:
         """Whether all features before the anchor have arrived."""
@@ -171,7 +182,16 @@ class DraftEngine:
         self._ingest(contexts)
         asked = [one for one, _ in fitting]
         slots = BlockSlots.of([min(one.max_drafts, self._config.gamma) for one in asked])
-        return self._heads.draft(asked, slots, self._run_blocks(asked, contexts, slots))
+        blocks, logits = self._heads.draft(asked, slots, self._run_blocks(asked, contexts, slots))
+        if self._online is not None and logits is not None:
+            for number, (one, context) in enumerate(fitting):
+                self._online.note(one, context.last_block)
+                context.last_block = PastBlock(one.base_committed_len, logits[slots.rows(number)])
+        return blocks
+
+    def calibration_errors(self) -> dict[str, Sequence[float]]:
+        """Calibration error of the conditional confidences lately, by position, if it is followed."""
+        return {} if self._online is None else self._online.errors()
 
     def _ingest(self, contexts: Sequence[DraftContext]) -> None:
         """Turn pending features of all contexts into keys and values, in one pass."""

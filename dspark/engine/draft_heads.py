@@ -15,6 +15,7 @@ from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, SparsePr
 from dspark.engine.block_slots import BlockSlots
 from dspark.engine.kernels.markov import NativeMarkovHead
 from dspark.engine.linear import PackedLinear, WeightArena, make_linear
+from dspark.engine.past_blocks import Logits
 from dspark.models.calibration import Calibration
 from dspark.models.drafter import DSparkDrafter
 
@@ -38,11 +39,11 @@ class DraftHeads:
     """Output projection, Markov head and confidence head."""
 
     def __init__(self, drafter: DSparkDrafter, calibration: Calibration, arena: WeightArena | None) -> None:
+        self.calibration = calibration
         self._head = make_linear(drafter.lm_head, arena=arena)
         self._markov = drafter.markov_head
         self._bias = make_linear(drafter.markov_head.markov_w2.weight, arena=arena)
         self._confidence_head = drafter.confidence_head
-        self._calibration = calibration
         self._token_map = drafter.d2t if drafter.config.draft_vocab_size else None
         self._native = self._native_markov()
 
@@ -51,13 +52,15 @@ class DraftHeads:
         requests: Sequence[DraftRequest],
         slots: BlockSlots,
         hidden: Tensor,  # [T, H]
-    ) -> list[DraftBlock]:
-        """The blocks of the requests from the hidden states of their slots."""
+    ) -> tuple[list[DraftBlock], Logits | None]:
+        """The blocks of the requests from the hidden states of their slots, and confidence logits [T]."""
         is_greedy = np.array([one.sampling.acceptance is Acceptance.GREEDY for one in requests])
         drafts = self._tokens(requests, slots, is_greedy, hidden, self._head(hidden))
-        confidence = self._confidence(slots, is_greedy, drafts.confidence_logits)
+        found = drafts.confidence_logits
+        logits = None if found is None else found.numpy()
+        confidence = self._confidence(slots, is_greedy, logits)
         token_ids = drafts.token_ids.to(torch.int32).numpy()
-        return [
+        blocks = [
             DraftBlock(
                 request_id=one.request_id,
                 epoch=one.epoch,
@@ -68,6 +71,7 @@ class DraftHeads:
             )
             for number, one in enumerate(requests)
         ]
+        return blocks, logits
 
     def _native_markov(self) -> NativeMarkovHead | None:
         embeddings = self._markov.markov_w1.weight.detach()
@@ -144,14 +148,14 @@ class DraftHeads:
         return _Drafts(token_ids, None if head is None else head(hidden, embedded), found_probs)
 
     def _confidence(
-        self, slots: BlockSlots, is_greedy: npt.NDArray[np.bool_], found: Tensor | None
+        self, slots: BlockSlots, is_greedy: npt.NDArray[np.bool_], found: Logits | None
     ) -> npt.NDArray[np.float32]:
         """Calibrated confidences [R, the longest block] (eq. 7); ones without a confidence head."""
         logits = np.zeros((len(is_greedy), int(slots.counts.max())), dtype=np.float32)
         if found is None:
             return np.ones_like(logits)
-        logits[slots.request, slots.offset] = found.numpy()
-        return self._calibration.apply(logits, is_greedy)
+        logits[slots.request, slots.offset] = found
+        return self.calibration.apply(logits, is_greedy)
 
 
 def _probs(drafts: _Drafts, rows: slice) -> tuple[SparseProbs, ...]:

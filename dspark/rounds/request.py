@@ -64,6 +64,8 @@ class LiveRequest:
     # rounds in a row without a block although the drafter answered, and how many are borne
     num_rounds_without_block: int = 0
     rounds_before_resync: int = 0
+    # drafts verified in the last round
+    num_verified: int = 0
     draft_length: DraftLength = field(default_factory=DraftLength)
     events: asyncio.Queue[TokenDelta | DsparkError] = field(default_factory=asyncio.Queue)
 
@@ -94,6 +96,7 @@ class LiveRequest:
         self.phase = Phase.PREFILLING
         self.num_to_prefill = self.committed_len
         self.num_rounds_without_block = 0
+        self.num_verified = 0
         token_ids = (*self.request.prompt_token_ids, *self.output)
         prompt_len = len(self.request.prompt_token_ids)
         return OpenRequest(self.request_id, self.epoch, token_ids, prompt_len, self.request.sampling)
@@ -110,6 +113,7 @@ class LiveRequest:
             self.anchor_token,
             self.request.sampling,
             max_drafts,
+            self.num_verified,
         )
 
     def can_use(self, block: DraftBlock) -> bool:

@@ -195,6 +195,7 @@ class Round:
             live, TokenDelta(live.request_id, num_before, token_ids, stats, logprobs, finish_reason=reason)
         )
         self._count(task, num_accepted, len(token_ids), outcome.num_near_ties)
+        live.num_verified = task.num_scheduled
         live.draft_length.learn(task.num_drafted, task.num_scheduled, num_accepted)
         if isinstance(task.item, PrefillItem):
             return None

@@ -78,14 +78,14 @@ class SequentialScaling:
             temperature, offset = _fit_position(column, before, outcomes)
             temperatures.append(temperature)
             offsets.append(offset)
-            before = before * _sigmoid(column / temperature + offset)
+            before = before * sigmoid(column / temperature + offset)
         return cls(tuple(temperatures), tuple(offsets))
 
     def apply(self, logits: Floats) -> npt.NDArray[np.float64]:  # logits [..., G'], G' <= G
         """Calibrated conditional confidences of the shape of `logits`."""
         length = logits.shape[-1]
         scaled = logits.astype(np.float64) / np.array(self.temperatures[:length])
-        return _sigmoid(scaled + np.array(self.offsets[:length]))
+        return sigmoid(scaled + np.array(self.offsets[:length]))
 
     def undo(self, confidence: Floats) -> npt.NDArray[np.float64]:  # confidence [..., G'] in (0, 1)
         """The logits that `apply` made these confidences of."""
@@ -113,7 +113,7 @@ def _fit_position(
     found = []
     for temperature in _GRID.tolist():
         offset = _offset_of_mean(logits / temperature, before, float(survived.mean()))
-        predicted = before * _sigmoid(logits / temperature + offset)
+        predicted = before * sigmoid(logits / temperature + offset)
         found.append((expected_calibration_error(predicted, survived), temperature, offset))
     least = min(error for error, _, _ in found)
     as_good = [(abs(np.log(one[1])), *one[1:]) for one in found if one[0] <= least + noise]
@@ -126,14 +126,14 @@ def _offset_of_mean(scaled: npt.NDArray[np.float64], before: npt.NDArray[np.floa
     low, high = -_LARGEST_OFFSET, _LARGEST_OFFSET
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
-        if float((before * _sigmoid(scaled + middle)).mean()) < wanted:
+        if float((before * sigmoid(scaled + middle)).mean()) < wanted:
             low = middle
         else:
             high = middle
     return 0.5 * (low + high)
 
 
-def _sigmoid(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def sigmoid(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """1 / (1 + exp(-x)) without overflow."""
     result: npt.NDArray[np.float64] = 0.5 * (1.0 + np.tanh(0.5 * values))
     return result

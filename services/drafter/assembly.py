@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 from dspark.api.v1.drafter_pb2_grpc import add_DrafterServiceServicer_to_server
 from dspark.rounds.local import EngineWorker
+from services.drafter import metrics
 from services.drafter.engine import DraftingEngine
 from services.drafter.servicer import DrafterServicer
 from services.drafter.settings import DrafterSettings
@@ -31,6 +32,7 @@ async def load_drafter_service(settings: DrafterSettings) -> AsyncIterator[Serve
         engine = await worker.call(_load_engine, settings)
         idle = IdleRequests(settings.idle_ttl_s, time.monotonic)
         servicer = DrafterServicer(engine, worker, idle, feature_wait_s=settings.feature_wait_s)
+        metrics.expose_calibration(engine.info.gamma, engine.calibration_errors)
         tasks.append(asyncio.create_task(idle.sweep(servicer.close), name="freeing idle requests"))
         register = functools.partial(add_DrafterServiceServicer_to_server, servicer)
         yield Served(register, watched=tasks, drain=servicer.drain)
@@ -53,5 +55,6 @@ def _load_engine(settings: DrafterSettings) -> DraftingEngine:
         settings.target,
         dtype=getattr(torch, settings.dtype),
         pool_tokens=settings.pool_tokens,
+        refits=settings.refit_calibration,
         cache_dir=settings.cache_dir,
     )

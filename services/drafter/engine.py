@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,10 @@ class DraftingEngine(DraftEngine, Protocol):
 
     def is_ready(self, request: DraftRequest, /) -> bool:
         """Whether the features of all tokens before the anchor have arrived."""
+        ...
+
+    def calibration_errors(self) -> Mapping[str, Sequence[float]]:
+        """Calibration error of confidences lately, by position, for each set of the calibration."""
         ...
 
 

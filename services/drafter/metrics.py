@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from dspark.decoding.types import FeatureBatch
 from services.drafter.engine import TimedDraft
@@ -21,6 +22,20 @@ TOKENS = Counter("dspark_draft_tokens", "Draft tokens proposed.")
 NOT_READY = Counter("dspark_draft_not_ready", "Requests that got no block, as features were missing.")
 FEATURE_ROWS = Counter("dspark_draft_feature_rows", "Rows of target features received.")
 FEATURE_BYTES = Counter("dspark_draft_feature_bytes", "Bytes of target features received.")
+CALIBRATION_ERROR = Gauge(
+    "dspark_draft_calibration_error",
+    "Expected calibration error of conditional confidences lately.",
+    ["requests", "position"],
+)
+
+
+def expose_calibration(gamma: int, errors: Callable[[], Mapping[str, Sequence[float]]]) -> None:
+    """Have the gauges read the engine whenever they are asked."""
+    for name in errors():
+        for position in range(gamma):
+            CALIBRATION_ERROR.labels(name, position + 1).set_function(
+                functools.partial(lambda name, position: errors()[name][position], name, position)
+            )
 
 
 def observe_draft(draft: TimedDraft, *, num_requests: int, total_s: float) -> None:

@@ -25,6 +25,9 @@ class DrafterSettings(ServiceSettings):
     feature_wait_s: float = Field(
         0.05, ge=0, description="Most seconds a draft waits for target features that are on their way."
     )
+    refit_calibration: bool = Field(
+        True, description="Whether calibrated confidences follow what becomes of the drafts."
+    )
     idle_ttl_s: float = Field(
         600.0, gt=0, description="Seconds after which a request that nobody drafts for is forgotten."
     )

@@ -56,6 +56,7 @@ def requests_to_pb(requests: Iterable[DraftRequest]) -> drafter_pb2.DraftRequest
             anchor_token=request.anchor_token,
             sampling=sampling_to_pb(request.sampling),
             max_drafts=request.max_drafts,
+            num_verified=request.num_verified,
         )
         for request in requests
     ]
@@ -86,6 +87,7 @@ def _request_from_pb(item: drafter_pb2.DraftItem) -> DraftRequest:
         anchor_token=item.anchor_token,
         sampling=sampling_from_pb(item.sampling),
         max_drafts=item.max_drafts,
+        num_verified=item.num_verified,
     )
 
 

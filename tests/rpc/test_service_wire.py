@@ -110,7 +110,16 @@ def test_drafter_info(info: DrafterInfo) -> None:
 
 @given(
     st.lists(
-        st.builds(DraftRequest, NAME, U64, st.integers(1, 2**32 - 1), TOKEN, SAMPLING, st.integers(1, 9))
+        st.builds(
+            DraftRequest,
+            NAME,
+            U64,
+            st.integers(1, 2**32 - 1),
+            TOKEN,
+            SAMPLING,
+            st.integers(1, 9),
+            st.integers(0, 9),
+        )
     )
 )
 def test_draft_requests(requests: list[DraftRequest]) -> None:

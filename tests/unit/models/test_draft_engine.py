@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -21,9 +23,9 @@ def make_drafter(seed: int = 0) -> DSparkDrafter:
     return random_drafter(CONFIG, torch.arange(8, 56), std=0.3, seed=seed)
 
 
-def make_engine(num_pages: int = 64, seed: int = 0) -> DraftEngine:
+def make_engine(num_pages: int = 64, seed: int = 0, *, refits: bool = False) -> DraftEngine:
     pool = PagePool(num_pages=num_pages, num_layers=2, num_kv_heads=2, head_dim=16, dtype=torch.float32)
-    return DraftEngine(make_drafter(seed), pool)
+    return DraftEngine(make_drafter(seed), pool, refits=refits)
 
 
 def features(num_tokens: int, seed: int = 1) -> np.ndarray:
@@ -209,3 +211,22 @@ def test_sampled_blocks_carry_their_distribution_only_for_rejection(acceptance: 
     assert len(block.probs) == (4 if acceptance is Acceptance.REJECTION else 0)
     for token_id, probs in zip(block.token_ids, block.probs, strict=False):
         assert token_id in probs.token_ids
+
+
+def test_confidences_follow_what_becomes_of_the_blocks_and_drafts_do_not() -> None:
+    fixed, following = make_engine(), make_engine(refits=True)
+    rows = features(400)
+    confidences: list[list[float]] = []
+    for engine in (fixed, following):
+        engine.push(FeatureBatch("a", 1, 0, rows[:9]))
+        for base in range(10, 110):
+            # Every round one draft is verified and rejected.
+            (block,) = engine.draft([replace(request(base), num_verified=1)])
+            engine.push(FeatureBatch("a", 1, base - 1, rows[base - 1 : base]))
+            engine.absorb()
+        confidences.append(block.confidence.tolist())
+        assert list(block.token_ids) == dense_block(rows[:108], 17)
+    assert confidences[1][0] < confidences[0][0]
+    assert confidences[1][1:] == confidences[0][1:], "of which nothing was verified"
+    assert following.calibration_errors()["greedy"][0] > 0
+    assert fixed.calibration_errors() == {}

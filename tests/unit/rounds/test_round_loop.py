@@ -16,7 +16,7 @@ from dspark.errors import (
     OverloadedError,
     ServiceUnavailableError,
 )
-from dspark.rounds.planner import planner_of
+from dspark.rounds.planner import FixedPlanner, planner_of
 from dspark.rounds.policies import POLICIES
 from tests.fakes import FakeVerifier, continuation, greedy_request
 
@@ -145,6 +145,15 @@ async def test_a_long_prompt_is_computed_in_chunks_while_others_stream():
     shared = [step for step in rig.verifier.steps if len(step) == 2 and isinstance(step[1], PrefillItem)]
     assert len(shared) == 10
     assert all(isinstance(step[0], VerifyItem) and step[1].num_tokens == 8 for step in shared)
+
+
+async def test_the_drafter_is_told_how_much_of_the_last_block_was_verified():
+    rig = Rig(planner=FixedPlanner(2))
+    async with rig.running() as loop:
+        await read(loop.submit(greedy_request("a", max_new_tokens=12)))
+    told = [ask.num_verified for call in rig.drafter.calls for ask in call]
+    assert told == [0, *[2] * (len(told) - 1)]
+    assert len(told) > 2
 
 
 async def turns_until(condition) -> None:
