@@ -9,26 +9,31 @@ is about.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
-
-import numpy as np
 
 from dspark.scheduling.capacity import CapacityCurve
 
-# Share of a round's error that the points nearest to it take over.
-_RATE = 0.05
-# What a point at a factor of two in size takes over, and what all take over at least: a slower machine is
-# slower at every size.
-_AT_DOUBLE, _AT_LEAST = 0.5, 0.1
+# Share of a round's error that every size takes over: a machine that is busy is slower at every size.
+_COMMON_RATE = 0.03
+# Times as much in the first rounds; after so many the surplus has halved.
+_FIRST_SURPLUS, _FIRST_ROUNDS = 2.0, 32
+# Share that the points around the round's size take over beside it. Single steps differ by a tenth, and plans turn
+# on differences of a few percent between neighbouring sizes: these are learnt from hundreds of rounds or not at all.
+_OWN_RATE = 0.004
 # A round the machine interrupted says little: errors count as no larger than this factor.
 _LARGEST_FACTOR = 1.5
 # Rounds between two curves.
-_ROUNDS_PER_CURVE = 16
+_ROUNDS_PER_CURVE = 32
 _ERROR_RATE = 0.02
 
 
 class CostModel:
-    """Seconds by number of tokens."""
+    """Seconds by number of tokens.
+
+    Each point has a factor of its own and all share one; the errors of rounds move both. An observation costs
+    some microseconds, as it is made between two rounds.
+    """
 
     def __init__(self, points: Sequence[tuple[int, float]]) -> None:
         """Start from measured (tokens, seconds).
@@ -37,8 +42,9 @@ class CostModel:
             ConfigurationError: as `CapacityCurve.from_points` says.
         """
         self.curve = CapacityCurve.from_points(points)
-        self._log_sizes = np.log2(self.curve.sizes)
-        self._log_seconds = np.log(self.curve.seconds)
+        self._log_seconds = [math.log(seconds) for seconds in self.curve.seconds]
+        # what the shared factor has grown by since the curve was made, as a logarithm
+        self._drift = 0.0
         self._num_seen = 0
         self.error = 0.0
 
@@ -50,17 +56,33 @@ class CostModel:
         """
         if num_tokens <= 0 or not seconds > 0.0:
             return False
-        off = math.log(seconds / self.curve.step_s(num_tokens))
+        off = math.log(seconds / self.curve.step_s(num_tokens)) - self._drift
         # The first rounds count for more, as there is nothing to average them with.
         rate = max(_ERROR_RATE, 1.0 / (self._num_seen + 1))
         self.error += rate * (abs(math.expm1(-off)) - self.error)
         limit = math.log(_LARGEST_FACTOR)
-        nearness = _AT_DOUBLE ** np.abs(self._log_sizes - math.log2(num_tokens))
-        share = np.maximum(nearness / nearness.max(), _AT_LEAST)
-        self._log_seconds += _RATE * max(-limit, min(limit, off)) * share
+        off = max(-limit, min(limit, off))
+        surplus = 1.0 + _FIRST_SURPLUS * _FIRST_ROUNDS / (_FIRST_ROUNDS + self._num_seen)
+        self._drift += surplus * _COMMON_RATE * off
+        for index, weight in self._around(num_tokens):
+            self._log_seconds[index] += _OWN_RATE * weight * off
         self._num_seen += 1
         if self._num_seen % _ROUNDS_PER_CURVE:
             return False
-        points = zip(self.curve.sizes, np.exp(self._log_seconds).tolist(), strict=True)
-        self.curve = CapacityCurve.from_points(list(points))
+        self._renew()
         return True
+
+    def _around(self, num_tokens: int) -> Sequence[tuple[int, float]]:
+        """The points that the cost of this size is read from, and their weights."""
+        sizes = self.curve.sizes
+        right = bisect_right(sizes, num_tokens)
+        if right == 0 or right == len(sizes):
+            return ((max(0, right - 1), 1.0),)
+        share = (num_tokens - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+        return ((right - 1, 1.0 - share), (right, share))
+
+    def _renew(self) -> None:
+        self._log_seconds = [value + self._drift for value in self._log_seconds]
+        self._drift = 0.0
+        seconds = [math.exp(value) for value in self._log_seconds]
+        self.curve = CapacityCurve.from_points(list(zip(self.curve.sizes, seconds, strict=True)))

@@ -63,19 +63,10 @@ inline void load_head(const AttentionArgs& a, const T* source, const T* norm, in
   float rotated[kMaxHeadDim];
   for (int d = 0; d < half; d += kLanes / 2) {
     // Both halves of eight lanes at once: half may be no multiple of sixteen.
-    FloatVec own, other, c, s;
-    std::memcpy(&own, out + d, 32);
-    std::memcpy((char*)&own + 32, out + half + d, 32);
-    std::memcpy(&other, out + half + d, 32);
-    std::memcpy((char*)&other + 32, out + d, 32);
-    std::memcpy(&c, cos + d, 32);
-    std::memcpy((char*)&c + 32, cos + d, 32);
-    std::memcpy(&s, sin + d, 32);
-    std::memcpy((char*)&s + 32, sin + d, 32);
-    s = select(first_lanes(kLanes / 2), -s, s);
-    FloatVec turned = round_as<T>(round_as<T>(own * c) + round_as<T>(other * s));
-    std::memcpy(rotated + d, &turned, 32);
-    std::memcpy(rotated + half + d, (char*)&turned + 32, 32);
+    const FloatVec own = load_halves(out + d, out + half + d), other = load_halves(out + half + d, out + d);
+    const FloatVec c = load_halves(cos + d, cos + d), s = load_halves(sin + d, sin + d);
+    const FloatVec signed_s = select(first_lanes(kLanes / 2), -s, s);
+    store_halves(rotated + d, rotated + half + d, round_as<T>(round_as<T>(own * c) + round_as<T>(other * signed_s)));
   }
   std::memcpy(out, rotated, D * sizeof(float));
 }
@@ -93,11 +84,9 @@ inline void write_row(const AttentionArgs& a, int64_t row, int kv_head) {
   T rounded[kMaxHeadDim];
   load_head<T>(a, (const T*)a.key + row * a.key_stride + kv_head * D, (const T*)a.key_norm, row, head);
   for (int d = 0; d < D; d += kLanes) store(rounded + d, load(head + d));
-  T* keys = page_of<T>(a, a.key_pages, page, kv_head);
-  for (int d = 0; d < D; d++) keys[key_index<T>(d, offset)] = rounded[d];
+  put_key(page_of<T>(a, a.key_pages, page, kv_head), D, offset, rounded);
   const T* value = (const T*)a.value + row * a.value_stride + kv_head * D;
-  T* values = page_of<T>(a, a.value_pages, page, kv_head);
-  for (int d = 0; d < D; d++) values[value_index<T>(D, d, offset)] = value[d];
+  put_value(page_of<T>(a, a.value_pages, page, kv_head), D, offset, value);
 }
 
 // Keys and values of all rows into their pages.
@@ -134,16 +123,24 @@ inline TileState& tile_state() {
 // weight, whatever their score. The weights summed are the weights used: rounded as W.
 template <class W>
 inline float weigh_row(const float* scores, W* weights, int kv_len, float scale) {
+  const int whole = kv_len / kLanes * kLanes;
+  const IntVec is_known = first_lanes(kv_len - whole);
   FloatVec peaks = splat(-INFINITY);
-  for (int j = 0; j < kv_len; j += kLanes) {
-    const FloatVec known = select(first_lanes(kv_len - j), load(scores + j), splat(scale > 0 ? -INFINITY : INFINITY));
+  for (int j = 0; j < whole; j += kLanes) peaks = larger(load(scores + j) * scale, peaks);
+  if (whole < kv_len) {
+    const FloatVec known = select(is_known, load(scores + whole), splat(scale > 0 ? -INFINITY : INFINITY));
     peaks = larger(known * scale, peaks);
   }
   const float peak = max_lanes(peaks);
   FloatVec sum = {};
-  for (int j = 0; j < kv_len; j += kLanes) {
-    const FloatVec exact = select(first_lanes(kv_len - j), exp_lanes(load(scores + j) * scale - peak), FloatVec{});
+  for (int j = 0; j < whole; j += kLanes) {
+    const FloatVec exact = exp_lanes(load(scores + j) * scale - peak);
     store(weights + j, exact);
+    sum += round_as<W>(exact);
+  }
+  if (whole < kv_len) {
+    const FloatVec exact = select(is_known, exp_lanes(load(scores + whole) * scale - peak), FloatVec{});
+    store(weights + whole, exact);
     sum += round_as<W>(exact);
   }
   return kv_len > 0 ? 1.0f / sum_lanes(sum) : 0.0f;

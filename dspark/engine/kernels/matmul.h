@@ -269,7 +269,8 @@ __attribute__((noinline)) void multiply_half(const float* x, int64_t stride, con
     add_products<R>(x + k, stride, low << 16, high << 16, sums);
     add_products<R>(x + k + 1, stride, low & 0xffff0000u, high & 0xffff0000u, sums);
   }
-  for (int r = 0; r < R; r++) std::memcpy(out + r * kBlockN, sums[r], sizeof sums[r]);
+  for (int r = 0; r < R; r++)
+    for (int part = 0; part < 2; part++) std::memcpy(out + r * kBlockN + part * 8, &sums[r][part], sizeof(Float8));
 }
 
 template <bool IsReadOnce>

@@ -33,33 +33,57 @@ inline int64_t value_index<BFloat16>(int D, int d, int offset) {
   return offset / 2 * 2 * D + d * 2 + offset % 2;
 }
 
-struct VecPair {
-  RegisterVec even, odd;
-};
+// A key [D] and a value [D] to their places in a page.
+inline void put_key(float* page, int D, int offset, const float* key) {
+  for (int d = 0; d < D; d++) page[key_index<float>(d, offset)] = key[d];
+}
+inline void put_key(BFloat16* page, int D, int offset, const BFloat16* key) {
+  // Pairs stay pairs.
+  for (int d = 0; d < D; d += 2) std::memcpy(page + key_index<BFloat16>(d, offset), key + d, 4);
+}
+inline void put_value(float* page, int D, int offset, const float* value) {
+  std::memcpy(page + value_index<float>(D, 0, offset), value, D * sizeof(float));
+}
+inline void put_value(BFloat16* page, int D, int offset, const BFloat16* value) {
+  // Its neighbour's halves of the words stay as they are.
+  uint32_t* words = (uint32_t*)(page + offset / 2 * 2 * D);
+  const int shift = offset % 2 * 16;
+  const uint32_t neighbour = 0xffff0000u >> shift;
+  for (int d = 0; d < D; d++) words[d] = (words[d] & neighbour) | (uint32_t)value[d].bits << shift;
+}
 
-inline VecPair unpair(const BFloat16* p) {
+// One of the two numbers of each word, a register of them; a bfloat16 is the upper half of a float.
+template <int Odd>
+inline RegisterVec half_of_words(const BFloat16* p) {
   RegisterWords words;
   std::memcpy(&words, p, sizeof words);
-  return {(RegisterVec)(words << 16), (RegisterVec)(words & 0xffff0000u)};
+  return (RegisterVec)(Odd ? words & 0xffff0000u : words << 16);
 }
 
-inline VecPair load_two(const float* even, const float* odd) {
-  VecPair pair;
-  std::memcpy(&pair.even, even, sizeof pair.even);
-  std::memcpy(&pair.odd, odd, sizeof pair.odd);
-  return pair;
+inline RegisterVec load_register(const float* p) {
+  RegisterVec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
 }
 
-// Dimensions d and d + 1, d even, of a register of keys of a page, from key `first` on.
-inline VecPair load_keys(const float* page, int d, int first) {
-  return load_two(page + d * kPage + first, page + (d + 1) * kPage + first);
+// Dimension d + Odd, d even, of a register of keys of a page, from key `first` on.
+template <int Odd>
+inline RegisterVec load_keys(const float* page, int d, int first) {
+  return load_register(page + (d + Odd) * kPage + first);
 }
-inline VecPair load_keys(const BFloat16* page, int d, int first) { return unpair(page + d * kPage + first * 2); }
+template <int Odd>
+inline RegisterVec load_keys(const BFloat16* page, int d, int first) {
+  return half_of_words<Odd>(page + d * kPage + first * 2);
+}
 
-// A register of dimensions from d on of keys j and j + 1, j even.
-inline VecPair load_values(const float* page, int D, int j, int d) {
-  return load_two(page + j * D + d, page + (j + 1) * D + d);
+// A register of dimensions from d on of key j + Odd, j even.
+template <int Odd>
+inline RegisterVec load_values(const float* page, int D, int j, int d) {
+  return load_register(page + (j + Odd) * D + d);
 }
-inline VecPair load_values(const BFloat16* page, int D, int j, int d) { return unpair(page + j * D + d * 2); }
+template <int Odd>
+inline RegisterVec load_values(const BFloat16* page, int D, int j, int d) {
+  return half_of_words<Odd>(page + j * D + d * 2);
+}
 
 }  // namespace dspark

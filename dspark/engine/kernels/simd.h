@@ -96,13 +96,18 @@ inline IntVec lane_numbers() {
   return numbers;
 }
 
+// Register by register: GCC copies more than one at a time in pieces of 16 bytes, through memory.
 inline FloatVec load(const float* p) {
   FloatVec v;
-  std::memcpy(&v, p, sizeof v);
+#pragma GCC unroll 2
+  for (int i = 0; i < FloatVec::kRegisters; i++) std::memcpy(&v.part[i], p + i * kRegisterLanes, sizeof v.part[i]);
   return v;
 }
 
-inline void store(float* p, FloatVec v) { std::memcpy(p, &v, sizeof v); }
+inline void store(float* p, FloatVec v) {
+#pragma GCC unroll 2
+  for (int i = 0; i < FloatVec::kRegisters; i++) std::memcpy(p + i * kRegisterLanes, &v.part[i], sizeof v.part[i]);
+}
 
 // The low half of each word; the upper halves are zero. The compiler's own conversion takes words one by one.
 inline HalfVec narrow(WordVec words) {
@@ -118,18 +123,18 @@ inline HalfVec narrow(WordVec words) {
 #endif
 }
 
-// Round to nearest even; NaN stays NaN.
+// The bfloat16 of each lane in the upper half of its word, and what is below: to nearest even; NaN stays NaN.
+inline RegisterWords rounded_words(RegisterVec x) {
+  const RegisterWords word = (RegisterWords)x, is_nan = (RegisterWords)(x != x);
+  const RegisterWords rounded = word + 0x7fffu + ((word >> 16) & 1u);
+  return (is_nan & 0x7fc00000u) | (~is_nan & rounded);
+}
+
 inline HalfVec to_half(FloatVec v) {
 #if defined(__AVX512BF16__)
   return (HalfVec)_mm512_cvtneps_pbh((__m512)v.part[0]);
 #else
-  return narrow(by_register<WordVec>(
-      [](RegisterVec x) {
-        const RegisterWords word = (RegisterWords)x, is_nan = (RegisterWords)(x != x);
-        const RegisterWords rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
-        return (is_nan & 0x7fc0u) | (~is_nan & rounded);
-      },
-      v));
+  return narrow(by_register<WordVec>([](RegisterVec x) { return rounded_words(x) >> 16; }, v));
 #endif
 }
 
@@ -178,7 +183,24 @@ inline FloatVec round_as<float>(FloatVec v) {
 
 template <>
 inline FloatVec round_as<BFloat16>(FloatVec v) {
+#if defined(__AVX512BF16__)
   return from_half(to_half(v));
+#else
+  return by_register<FloatVec>([](RegisterVec x) { return (RegisterVec)(rounded_words(x) & 0xffff0000u); }, v);
+#endif
+}
+
+// Eight lanes of each of two places.
+inline FloatVec load_halves(const float* low, const float* high) {
+  FloatVec v;
+  std::memcpy(&v.part[0], low, 32);
+  std::memcpy((char*)&v.part[FloatVec::kRegisters - 1] + sizeof v.part[0] - 32, high, 32);
+  return v;
+}
+
+inline void store_halves(float* low, float* high, FloatVec v) {
+  std::memcpy(low, &v.part[0], 32);
+  std::memcpy(high, (char*)&v.part[FloatVec::kRegisters - 1] + sizeof v.part[0] - 32, 32);
 }
 
 // Lane sums and maxima in one fixed tree.

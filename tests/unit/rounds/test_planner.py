@@ -142,7 +142,7 @@ def report(batch_tokens, step_s, *, num_drafted=4, draft_s=0.002):
 def test_plans_follow_what_rounds_cost_and_the_error_of_the_prediction_is_known():
     planner = adaptive(step_cost=((1, 0.010), (3, 0.011), (16, 0.012)))
     assert plan(planner, [[0.6] * 4]) == [4]
-    for _ in range(200):
+    for _ in range(2000):
         planner.observe(report(1, 0.010))
         planner.observe(report(5, 0.030))
     assert planner.cost_error < 0.1, "learnt by now"

@@ -28,7 +28,7 @@ def test_before_any_round_it_is_what_was_measured():
 
 def test_it_finds_costs_that_were_measured_wrong():
     truth = CapacityCurve.from_points([(1, 0.012), (4, 0.020), (16, 0.028), (64, 0.150)])
-    model = trained(truth.step_s, range(1, 65), rounds=2000)
+    model = trained(truth.step_s, range(1, 65), rounds=20_000)
     found = [model.curve.step_s(size) / truth.step_s(size) for size in (1, 4, 10, 16, 40, 64)]
     assert found == pytest.approx([1.0] * 6, abs=0.1)
     assert model.error < 0.1
@@ -59,7 +59,7 @@ def test_one_interrupted_round_moves_little():
 def test_a_new_curve_comes_now_and_then_and_rounds_of_nothing_are_ignored():
     model = CostModel(MEASURED)
     news = [model.observe(4, 0.02) for _ in range(64)]
-    assert sum(news) == 4
+    assert sum(news) == 2
     before = model.curve
     assert not model.observe(0, 0.02)
     assert not model.observe(4, 0.0)
