@@ -79,23 +79,23 @@ class AdaptivePlanner:
         num_slots = sum(map(len, confidences))
         if num_slots == 0:
             return [0] * len(confidences)
-        curve = self._curve(num_slots)
+        curve = self._curve(num_slots).beside_prompt(len(confidences), step.num_prefill_tokens)
         plan = self._search(step, confidences, curve)
         self._guard.judge(plan, curve)
         return plan.prefix_lens
 
     def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
         ranked = rank_drafts(confidences, step.weights)
-        num_admitted = self._num_admitted(step, ranked, curve)
+        num_admitted = self._num_admitted(ranked, curve)
         return Plan(
             prefix_lens=ranked.prefix_lens(num_admitted),
             num_admitted=num_admitted,
             expected=ranked.base + float(ranked.gains[:num_admitted].sum()),
             base=ranked.base,
-            num_plain_tokens=len(confidences) + step.num_prefill_tokens,
+            num_requests=len(confidences),
         )
 
-    def _num_admitted(self, step: StepAhead, ranked: RankedDrafts, curve: CapacityCurve) -> int:
+    def _num_admitted(self, ranked: RankedDrafts, curve: CapacityCurve) -> int:
         raise NotImplementedError
 
     def _curve(self, num_slots: int) -> CapacityCurve:
@@ -116,18 +116,17 @@ class EarlyStopPlanner(AdaptivePlanner):
             return super()._search(step, confidences, curve)
         blocks = [confidence.tolist() for confidence in confidences]
         weights = [1.0] * len(blocks) if step.weights is None else step.weights.tolist()
-        prefix_lens = allocate_early_stop(blocks, curve, base_tokens=step.num_prefill_tokens, weights=weights)
+        prefix_lens = allocate_early_stop(blocks, curve, weights=weights)
         base = expected = sum(weights)
         for block, weight, prefix_len in zip(blocks, weights, prefix_lens, strict=True):
             alive = weight
             for value in block[:prefix_len]:
                 alive *= value
                 expected += alive
-        num_plain_tokens = len(confidences) + step.num_prefill_tokens
-        return Plan(prefix_lens, sum(prefix_lens), expected, base, num_plain_tokens)
+        return Plan(prefix_lens, sum(prefix_lens), expected, base, len(blocks))
 
-    def _num_admitted(self, step: StepAhead, ranked: RankedDrafts, curve: CapacityCurve) -> int:
-        return early_stop_budget(ranked, curve, base_tokens=step.num_prefill_tokens)
+    def _num_admitted(self, ranked: RankedDrafts, curve: CapacityCurve) -> int:
+        return early_stop_budget(ranked, curve)
 
 
 class RetrospectivePlanner(AdaptivePlanner):
@@ -152,8 +151,8 @@ class RetrospectivePlanner(AdaptivePlanner):
                 field="seed",
             )
 
-    def _num_admitted(self, step: StepAhead, ranked: RankedDrafts, curve: CapacityCurve) -> int:
-        return best_budget(ranked, curve, base_tokens=step.num_prefill_tokens)
+    def _num_admitted(self, ranked: RankedDrafts, curve: CapacityCurve) -> int:
+        return best_budget(ranked, curve)
 
 
 class BarrierPlanner(AdaptivePlanner):
@@ -178,19 +177,18 @@ class BarrierPlanner(AdaptivePlanner):
             for request_id, num_asked in zip(step.request_ids, step.num_asked, strict=True)
             if num_asked
         }
-        weights, base = None, float(len(step.request_ids) - len(blocks))
+        weights = dict.fromkeys(step.request_ids, 1.0)
         if step.weights is not None:
             weights = dict(zip(step.request_ids, step.weights.tolist(), strict=True))
-            base = sum(weight for request_id, weight in weights.items() if request_id not in blocks)
         round_number = self._round_number + 1
+        curve = self._curve(sum(blocks.values()))
         self._budget = verify_budget(
             self._history.before(round_number),
             round_number,
             blocks,
-            self._curve(sum(blocks.values())),
+            curve.beside_prompt(len(step.request_ids), step.num_prefill_tokens),
             weights=weights,
-            base=base,
-            base_tokens=step.num_prefill_tokens + len(step.request_ids) - len(blocks),
+            other_weights=[weight for name, weight in weights.items() if name not in blocks],
         )
 
     def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
@@ -201,6 +199,6 @@ class BarrierPlanner(AdaptivePlanner):
         self._budget = None
         return prefix_lens
 
-    def _num_admitted(self, step: StepAhead, ranked: RankedDrafts, curve: CapacityCurve) -> int:
+    def _num_admitted(self, ranked: RankedDrafts, curve: CapacityCurve) -> int:
         assert self._budget is not None, "prepare comes before the drafts"
         return min(self._budget, len(ranked.gains))

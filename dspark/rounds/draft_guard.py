@@ -21,14 +21,14 @@ class Plan:
         num_admitted: their sum.
         expected: weighted tokens it commits.
         base: weighted tokens without any draft.
-        num_plain_tokens: of the step without any draft.
+        num_requests: of the step.
     """
 
     prefix_lens: list[int]
     num_admitted: int
     expected: float
     base: float
-    num_plain_tokens: int
+    num_requests: int
 
 
 class DraftGuard:
@@ -48,8 +48,8 @@ class DraftGuard:
 
     def judge(self, plan: Plan, curve: CapacityCurve) -> None:
         """Compare a plan with a round that never drafted, and pause drafting after a row of losses."""
-        drafted = plan.expected / curve.round_s(plan.num_plain_tokens + plan.num_admitted)
-        plain = plan.base / curve.step_s(plan.num_plain_tokens)
+        drafted = plan.expected / curve.round_s(plan.num_requests + plan.num_admitted)
+        plain = plan.base / curve.step_s(plan.num_requests)
         if drafted >= plain:
             self._num_losses, self._pause_len = 0, _FIRST_PAUSE
             return

@@ -23,21 +23,19 @@ def allocate_early_stop(
     confidences: Sequence[Iterable[float]],
     curve: CapacityCurve,
     *,
-    base_tokens: int = 0,
     weights: Sequence[float] | None = None,
 ) -> list[int]:
     """Algorithm 1 with early stop: admit drafts by falling survival while speed strictly improves.
 
     Maximises (sum over requests of weight x expected committed tokens) x SPS(B), where B counts one token
-    per request, the admitted drafts and `base_tokens`. Ties go to the earlier position, then to the earlier
+    per request and the admitted drafts. Ties go to the earlier position, then to the earlier
     request (`dspark.scheduling.ranking`). Optimal where that product has a single peak along the order of
     admission.
 
     Args:
         confidences: per request, the conditional confidences of its block; empty for none. Pulled
             lazily.
-        curve: measured cost of a step.
-        base_tokens: other tokens of the same step (prompt chunks).
+        curve: cost of a round.
         weights: of the requests; None: all 1.
 
     Returns:
@@ -59,7 +57,7 @@ def allocate_early_stop(
     ]
     heapify(candidates)
     expected, step = float(sum(weights)), step_size()
-    num_tokens = base_tokens + len(confidences)
+    num_tokens = len(confidences)
     best = expected / curve.round_s(num_tokens)
     while candidates:
         negative_gain, position, index = candidates[0]
@@ -79,30 +77,30 @@ def allocate_early_stop(
     return prefix_lens
 
 
-def early_stop_budget(ranked: RankedDrafts, curve: CapacityCurve, *, base_tokens: int = 0) -> int:
+def early_stop_budget(ranked: RankedDrafts, curve: CapacityCurve) -> int:
     """How many of the ranked drafts `allocate_early_stop` admits: the same ones, found for all at once.
 
     It sees confidences that the lazy search would never have pulled, and cannot use them: what it returns
     is what that search returns, which knows nothing of them (a test compares the two).
     """
-    speeds = _speeds(ranked, curve, base_tokens)
+    speeds = _speeds(ranked, curve)
     is_slower = speeds[1:] <= speeds[:-1]
     return int(np.argmax(is_slower)) if is_slower.any() else len(is_slower)
 
 
-def best_budget(ranked: RankedDrafts, curve: CapacityCurve, *, base_tokens: int = 0) -> int:
+def best_budget(ranked: RankedDrafts, curve: CapacityCurve) -> int:
     """The best number of drafts by a search that looks at all of them: NOT causal.
 
     Lossless only for requests whose output does not depend on how much is verified (greedy and coupled
     acceptance). With rejection sampling it is the leak of the paper's Appendix A.
     """
-    return int(np.argmax(_speeds(ranked, curve, base_tokens)))
+    return int(np.argmax(_speeds(ranked, curve)))
 
 
-def _speeds(ranked: RankedDrafts, curve: CapacityCurve, base_tokens: int) -> Floats:
+def _speeds(ranked: RankedDrafts, curve: CapacityCurve) -> Floats:
     """[N + 1] weighted tokens per second with 0, 1, ... N drafts admitted."""
     expected = ranked.expected()
-    return expected / curve.rounds_s(base_tokens + ranked.num_requests, len(expected))
+    return expected / curve.rounds_s(ranked.num_requests, len(expected))
 
 
 def allocate_fixed(block_lens: Sequence[int], prefix_len: int) -> list[int]:

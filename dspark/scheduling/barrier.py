@@ -73,8 +73,7 @@ def verify_budget(
     curve: CapacityCurve,
     *,
     weights: Mapping[str, float] | None = None,
-    base: float = 0.0,
-    base_tokens: int = 0,
+    other_weights: Sequence[float] = (),
 ) -> int:
     """How many drafts of these blocks together a round verifies.
 
@@ -86,10 +85,9 @@ def verify_budget(
         snapshot: None while there is none that is old enough.
         round_number: of the round the budget is for.
         blocks: drafts asked for, by the ids of the requests that will have a block.
-        curve: measured cost of a step, behind the cost of the draft.
+        curve: cost of the round.
         weights: of the tokens of these requests; None: all 1.
-        base: summed weights of further requests of the step, which commit one token each.
-        base_tokens: other tokens of the same step: anchors of those requests, prompt chunks.
+        other_weights: of further requests of the step, which commit one token each.
 
     Raises:
         CausalityError: the snapshot is younger than `MIN_AGE` rounds.
@@ -105,8 +103,8 @@ def verify_budget(
     gains = _survivals(snapshot, blocks) * scale[:, None]
     is_asked = np.arange(gains.shape[1]) < np.array(list(blocks.values()))[:, None]
     falling = np.sort(gains[is_asked])[::-1]
-    expected = base + scale.sum() + np.concatenate(([0.0], np.cumsum(falling)))
-    return int(np.argmax(expected / curve.rounds_s(base_tokens + len(blocks), len(expected))))
+    expected = sum(other_weights) + scale.sum() + np.concatenate(([0.0], np.cumsum(falling)))
+    return int(np.argmax(expected / curve.rounds_s(len(other_weights) + len(blocks), len(expected))))
 
 
 def _survivals(snapshot: Snapshot | None, blocks: Mapping[str, int]) -> Floats:

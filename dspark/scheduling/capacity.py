@@ -33,6 +33,9 @@ class CapacityCurve:
     seconds: tuple[float, ...]
     # seconds that every round spends before its step
     draft_s: float = 0.0
+    # prompt tokens of the step, and the seconds they would have cost without any draft
+    num_prompt_tokens: int = 0
+    prompt_s: float = 0.0
     _table: _Table = field(default_factory=_Table, repr=False, compare=False)
 
     @classmethod
@@ -56,6 +59,18 @@ class CapacityCurve:
     def with_draft_cost(self, draft_s: float) -> CapacityCurve:
         """The same steps behind another draft cost."""
         return replace(self, draft_s=draft_s)
+
+    def beside_prompt(self, num_decoding: int, num_prompt_tokens: int) -> CapacityCurve:
+        """The curve of a round whose step computes prompt tokens too, for `num_decoding` requests.
+
+        The prompt has to be computed whatever is drafted, and it brings no token now: its own seconds are
+        not the drafts' to pay, but each draft costs what it costs in so large a step. With the prompt's
+        seconds in the denominator any number of drafts would look cheap, and the prompt would wait for them.
+        """
+        if num_prompt_tokens == 0:
+            return self
+        prompt_s = self.step_s(num_decoding + num_prompt_tokens) - self.step_s(num_decoding)
+        return replace(self, num_prompt_tokens=num_prompt_tokens, prompt_s=prompt_s)
 
     def check_rises(self) -> None:
         """Refuse a curve that cannot tell a small step from a large one.
@@ -85,18 +100,19 @@ class CapacityCurve:
         return beyond
 
     def round_s(self, batch_tokens: int) -> float:
-        """Seconds of a round whose step holds `batch_tokens` tokens: 1 / SPS(B) of Algorithm 1."""
-        return self.draft_s + self.step_s(batch_tokens)
+        """Seconds of a round of `batch_tokens` anchors and drafts: 1 / SPS(B) of Algorithm 1."""
+        return self.draft_s - self.prompt_s + self.step_s(self.num_prompt_tokens + batch_tokens)
 
     def rounds_s(self, first: int, count: int) -> npt.NDArray[np.float64]:
         """`round_s` of `first`, `first + 1`, ... tokens, [count]."""
+        first += self.num_prompt_tokens
         if first + count > len(self._table.array):
             self._extend_table(first + count)
-        rounds: npt.NDArray[np.float64] = self._table.array[first : first + count] + self.draft_s
-        return rounds
+        steps: npt.NDArray[np.float64] = self._table.array[first : first + count]
+        return (self.draft_s - self.prompt_s) + steps
 
     def steps_per_second(self, batch_tokens: int) -> float:
-        """SPS(B) of Algorithm 1: rounds per second when each step holds `batch_tokens` tokens."""
+        """SPS(B) of Algorithm 1: rounds per second with `batch_tokens` anchors and drafts in each."""
         return 1.0 / self.round_s(batch_tokens)
 
     def _extend_table(self, batch_tokens: int) -> None:

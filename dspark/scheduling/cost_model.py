@@ -18,8 +18,8 @@ from dspark.scheduling.capacity import CapacityCurve
 _COMMON_RATE = 0.03
 # Times as much in the first rounds; after so many the surplus has halved.
 _FIRST_SURPLUS, _FIRST_ROUNDS = 2.0, 32
-# Share that the points around the round's size take over beside it. Single steps differ by a tenth, and plans turn
-# on differences of a few percent between neighbouring sizes: these are learnt from hundreds of rounds or not at all.
+# Share that the points around the round's size take over beside it. Single steps differ by a tenth, and plans
+# turn on differences of a few percent between neighbouring sizes: these take hundreds of rounds to learn.
 _OWN_RATE = 0.004
 # A round the machine interrupted says little: errors count as no larger than this factor.
 _LARGEST_FACTOR = 1.5

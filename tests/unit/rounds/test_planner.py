@@ -120,8 +120,7 @@ def test_many_requests_are_planned_like_few():
     together = plan(adaptive(), [*blocks, []], 3)
     few = allocate_early_stop(
         [np.array(block, dtype=np.float32).tolist() for block in [*blocks, []]],
-        adaptive()._curve(80),
-        base_tokens=3,
+        adaptive()._curve(80).beside_prompt(21, 3),
     )
     assert together == few
     assert 0 < sum(together) < 80

@@ -35,13 +35,13 @@ def allocate_top(blocks, budget):
     return rank(blocks).prefix_lens(budget)
 
 
-def speed(prefix_lens, blocks, curve, base_tokens=0):
+def speed(prefix_lens, blocks, curve):
     """The objective: expected committed tokens per second."""
     expected = sum(
         1.0 + survival(np.array(block))[:length].sum()
         for block, length in zip(blocks, prefix_lens, strict=True)
     )
-    return expected * curve.steps_per_second(base_tokens + len(blocks) + sum(prefix_lens))
+    return expected * curve.steps_per_second(len(blocks) + sum(prefix_lens))
 
 
 @given(
@@ -49,20 +49,18 @@ def speed(prefix_lens, blocks, curve, base_tokens=0):
     fixed_s=st.floats(0.01, 1.0),
     token_s=st.floats(0.0001, 0.5),
     draft_s=st.floats(0.0, 0.5),
-    base_tokens=st.integers(0, 20),
+    num_prompt_tokens=st.integers(0, 20),
 )
 @settings(max_examples=150, deadline=None)
 def test_it_equals_brute_force_where_the_objective_has_one_peak(
-    blocks, fixed_s, token_s, draft_s, base_tokens
+    blocks, fixed_s, token_s, draft_s, num_prompt_tokens
 ):
     # Affine cost under a concave sum of falling survivals: the ratio has a single peak.
     curve = CapacityCurve.from_points([(1, fixed_s + token_s), (64, fixed_s + 64 * token_s)], draft_s=draft_s)
-    found = allocate_early_stop(blocks, curve, base_tokens=base_tokens)
-    best = max(
-        speed(lens, blocks, curve, base_tokens)
-        for lens in product(*(range(len(block) + 1) for block in blocks))
-    )
-    assert speed(found, blocks, curve, base_tokens) == pytest.approx(best, rel=1e-9)
+    curve = curve.beside_prompt(len(blocks), num_prompt_tokens)
+    found = allocate_early_stop(blocks, curve)
+    best = max(speed(lens, blocks, curve) for lens in product(*(range(len(block) + 1) for block in blocks)))
+    assert speed(found, blocks, curve) == pytest.approx(best, rel=1e-9)
 
 
 class Recorder:
@@ -117,10 +115,22 @@ def test_prompt_tokens_of_the_step_leave_less_room_for_drafts():
     block = [0.9] * 7
     alone, beside_a_prompt = (
         allocate_early_stop([block], curve),
-        allocate_early_stop([block], curve, base_tokens=15),
+        allocate_early_stop([block], curve.beside_prompt(1, 15)),
     )
     assert alone == [7]
     assert beside_a_prompt == [0]
+
+
+def test_a_prompt_beside_the_streams_makes_drafts_no_cheaper():
+    # Every token costs the same: a draft is worth what it is worth, however long the step is anyway.
+    curve = CapacityCurve.from_points([(1, 0.011), (513, 0.523)])
+    blocks = [[0.5] * 7] * 4
+    alone, beside = (
+        allocate_early_stop(blocks, curve),
+        allocate_early_stop(blocks, curve.beside_prompt(4, 400)),
+    )
+    assert alone == beside
+    assert 0 < sum(alone) < 28
 
 
 def test_load_shortens_prefixes():
@@ -165,18 +175,19 @@ def staircase(jumps, draft_s):
     blocks=st.lists(st.lists(values, min_size=0, max_size=7), min_size=1, max_size=12),
     jumps=st.lists(st.floats(0.0, 0.004), min_size=12, max_size=12),
     draft_s=st.floats(0.0, 0.01),
-    base_tokens=st.integers(0, 9),
+    num_prompt_tokens=st.integers(0, 9),
     data=st.data(),
 )
 @settings(max_examples=300, deadline=None)
 def test_the_search_over_all_drafts_at_once_admits_what_the_lazy_search_admits(
-    blocks, jumps, draft_s, base_tokens, data
+    blocks, jumps, draft_s, num_prompt_tokens, data
 ):
     some_weights = st.lists(st.floats(0.1, MAX_WEIGHT), min_size=len(blocks), max_size=len(blocks))
     weights = data.draw(st.none() | some_weights)
-    curve, ranked = staircase(jumps, draft_s), rank(blocks, weights)
-    lazily = allocate_early_stop(blocks, curve, base_tokens=base_tokens, weights=weights)
-    assert ranked.prefix_lens(early_stop_budget(ranked, curve, base_tokens=base_tokens)) == lazily
+    curve = staircase(jumps, draft_s).beside_prompt(len(blocks), num_prompt_tokens)
+    ranked = rank(blocks, weights)
+    lazily = allocate_early_stop(blocks, curve, weights=weights)
+    assert ranked.prefix_lens(early_stop_budget(ranked, curve)) == lazily
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -186,8 +197,8 @@ def test_both_searches_agree_on_hundreds_of_requests(seed):
     weights = rng.uniform(0.2, 4.0, 256).tolist()
     curve = CapacityCurve.from_points([(1, 0.010), (256, 0.012), (512, 0.02), (4096, 0.2)], draft_s=0.002)
     ranked = rank(blocks, weights)
-    lazily = allocate_early_stop(blocks, curve, base_tokens=7, weights=weights)
-    assert ranked.prefix_lens(early_stop_budget(ranked, curve, base_tokens=7)) == lazily
+    lazily = allocate_early_stop(blocks, curve, weights=weights)
+    assert ranked.prefix_lens(early_stop_budget(ranked, curve)) == lazily
     assert 0 < sum(lazily) < sum(map(len, blocks))
 
 

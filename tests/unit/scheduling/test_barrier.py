@@ -43,21 +43,25 @@ def test_the_history_hands_out_the_latest_snapshot_that_is_old_enough():
 @given(
     blocks=st.lists(st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4), min_size=1, max_size=5),
     jumps=st.lists(st.floats(0.0, 0.02), min_size=5, max_size=5),
-    base_tokens=st.integers(0, 9),
+    num_others=st.integers(0, 9),
 )
 @settings(max_examples=150, deadline=None)
-def test_on_any_staircase_no_other_budget_is_faster(blocks, jumps, base_tokens):
+def test_on_any_staircase_no_other_budget_is_faster(blocks, jumps, num_others):
     sizes = (1, 4, 9, 16, 40)
     curve = CapacityCurve.from_points(list(zip(sizes, 0.01 + np.cumsum(jumps), strict=True)), draft_s=0.002)
     names = [str(number) for number in range(len(blocks))]
     found = budget(
-        snapshot_of(1, dict(zip(names, blocks, strict=True))), 3, names, curve, base_tokens=base_tokens
+        snapshot_of(1, dict(zip(names, blocks, strict=True))),
+        3,
+        names,
+        curve,
+        other_weights=[1.0] * num_others,
     )
     alive = np.sort(np.cumprod(np.array(blocks), axis=1), axis=None)[::-1]
 
     def speed(count):
-        tokens = base_tokens + len(blocks) + count
-        return (len(blocks) + alive[:count].sum()) * curve.steps_per_second(tokens)
+        tokens = num_others + len(blocks) + count
+        return (num_others + len(blocks) + alive[:count].sum()) * curve.steps_per_second(tokens)
 
     best = max(speed(count) for count in range(len(alive) + 1))
     assert speed(found) == pytest.approx(best, rel=1e-9)

@@ -25,6 +25,15 @@ def test_a_draft_cost_slows_every_round_alike():
     assert curve.with_draft_cost(0.0).steps_per_second(2) == pytest.approx(2.5)
 
 
+def test_beside_a_prompt_drafts_cost_what_they_add_to_the_long_step():
+    curve = CapacityCurve.from_points([(1, 1.0), (4, 1.3), (8, 2.0), (12, 6.0)], draft_s=0.5)
+    beside = curve.beside_prompt(2, 6)
+    assert beside.round_s(2) == pytest.approx(0.5 + curve.step_s(2)), "the prompt itself is not theirs to pay"
+    assert beside.round_s(4) - beside.round_s(2) == pytest.approx(curve.step_s(10) - curve.step_s(8))
+    assert beside.rounds_s(2, 5) == pytest.approx([beside.round_s(size) for size in range(2, 7)])
+    assert curve.beside_prompt(2, 0) is curve
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 10.0)), min_size=1, max_size=12),
 )
