@@ -15,6 +15,7 @@ from typing import Any
 from dspark.cli.bench_options import add_report_option, positive
 from dspark.cli.bench_report import Report, finish, print_table
 from dspark.errors import ConfigurationError
+from dspark.evaluation.simulation.trace import OUTPUT_LEN, PROMPT_LEN
 from dspark.evaluation.verdict import at_most
 from dspark.rounds.policies import POLICIES
 
@@ -32,6 +33,8 @@ _SIMULATION_OPTIONS = (
     "trace",
     "save_trace",
     "requests",
+    "prompt_len",
+    "output_len",
     "difficulty",
     "confidence_offset",
     "threshold",
@@ -101,6 +104,13 @@ def _add_simulation_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--requests", type=positive, help="requests of the trace (default: 200, or all of --trace)"
     )
+    for name, default in (("prompt", PROMPT_LEN), ("output", OUTPUT_LEN)):
+        group.add_argument(
+            f"--{name}-len",
+            type=positive,
+            metavar="N",
+            help=f"median tokens of a synthetic {name} (default: {default})",
+        )
     group.add_argument(
         "--difficulty",
         type=finite,

@@ -14,6 +14,8 @@ from dspark.evaluation.simulation.luck import Luck
 from dspark.evaluation.simulation.report import Study, checks_of, ratios_of
 from dspark.evaluation.simulation.runner import MTP_1, Scenario, simulate
 from dspark.evaluation.simulation.trace import (
+    OUTPUT_LEN,
+    PROMPT_LEN,
     TraceRequest,
     TraceShape,
     read_trace,
@@ -81,7 +83,14 @@ def read_loads(args: argparse.Namespace) -> list[Load]:
         return _recorded_loads(args)
     traces = {
         rate: synthetic_trace(
-            TraceShape(args.requests or _NUM_REQUESTS, rate, difficulty=args.difficulty or 0.0), args.seed
+            TraceShape(
+                args.requests or _NUM_REQUESTS,
+                rate,
+                prompt_len=args.prompt_len or PROMPT_LEN,
+                output_len=args.output_len or OUTPUT_LEN,
+                difficulty=args.difficulty or 0.0,
+            ),
+            args.seed,
         )
         for rate in args.rate or [None]
     }
@@ -99,7 +108,7 @@ def _save(args: argparse.Namespace, traces: Sequence[Sequence[TraceRequest]]) ->
 
 
 def _recorded_loads(args: argparse.Namespace) -> list[Load]:
-    for option in ("rate", "difficulty", "save_trace"):
+    for option in ("rate", "prompt_len", "output_len", "difficulty", "save_trace"):
         if getattr(args, option) is not None:
             name = option.replace("_", "-")
             raise ConfigurationError(f"--{name} is about a synthetic trace; leave it or --trace out")

@@ -30,9 +30,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop of its own time, in seconds from 0.
 
     Timers run in the order of their moments, those of one moment in an order that is the same in every run,
-    and ready tasks in the order in which they became ready: a run is a function of its input. `asyncio.sleep`,
-    `timeout` and `call_later` are virtual as well. A task that waits for a file, a thread or a process never
-    hears of it.
+    and ready tasks in the order in which they became ready: a run is a function of its input.
+    `asyncio.sleep`, `timeout` and `call_later` are virtual as well. A task that waits for a file, a thread or
+    a process never hears of it.
     """
 
     def __init__(self) -> None:

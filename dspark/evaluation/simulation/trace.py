@@ -15,6 +15,8 @@ from dspark.errors import ConfigurationError
 # seven, mean committed then lies near Table 1 of the paper for GSM8K, HumanEval and MT-Bench.
 DOMAINS = {"math": (0.93, 0.92), "code": (0.89, 0.87), "chat": (0.76, 0.70)}
 _LENGTH_SPREAD = 0.6
+# Median tokens of a synthetic request.
+PROMPT_LEN, OUTPUT_LEN = 192, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,8 @@ class TraceShape:
 
     num_requests: int
     rate: float | None = None
-    prompt_len: int = 192
-    output_len: int = 128
+    prompt_len: int = PROMPT_LEN
+    output_len: int = OUTPUT_LEN
     difficulty: float = 0.0
     difficulty_spread: float = 0.5
 
