@@ -10,7 +10,7 @@ from dspark.errors import ConfigurationError
 from dspark.rounds.adaptive import BarrierPlanner, EarlyStopPlanner, RetrospectivePlanner
 from dspark.rounds.stats import RoundReport
 from dspark.rounds.step_ahead import StepAhead
-from dspark.scheduling.allocation import allocate_fixed, allocate_off, allocate_threshold
+from dspark.scheduling.allocation import allocate_fixed, allocate_off, threshold_lens
 from dspark.scheduling.draft_length import DraftLength
 from dspark.scheduling.ranking import Confidences
 
@@ -139,7 +139,7 @@ class ThresholdPlanner(FreePlanner):
 
     def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """Every block by itself."""
-        return allocate_threshold([one.tolist() for one in confidences], self._threshold)
+        return threshold_lens(confidences, self._threshold)
 
 
 def planner_of(policy: str, *, fixed_len: int = 7, threshold: float = 0.5) -> Planner:

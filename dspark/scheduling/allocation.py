@@ -16,7 +16,14 @@ from itertools import takewhile
 import numpy as np
 
 from dspark.scheduling.capacity import CapacityCurve
-from dspark.scheduling.ranking import Floats, RankedDrafts, gain_steps, step_size
+from dspark.scheduling.ranking import (
+    Confidences,
+    Floats,
+    RankedDrafts,
+    gain_steps,
+    padded,
+    step_size,
+)
 
 
 def allocate_early_stop(
@@ -117,6 +124,16 @@ def allocate_threshold(confidences: Sequence[Iterable[float]], threshold: float)
     for confidence in confidences:
         admitted = takewhile(lambda value: value >= threshold, confidence)
         prefix_lens.append(sum(1 for _ in admitted))
+    return prefix_lens
+
+
+def threshold_lens(confidences: Sequence[Confidences], threshold: float) -> list[int]:
+    """`allocate_threshold` of all blocks at once (a test compares the two)."""
+    matrix, is_draft = padded(confidences)
+    is_sure = matrix >= threshold
+    if is_draft is not None:
+        is_sure &= is_draft
+    prefix_lens: list[int] = np.logical_and.accumulate(is_sure, axis=1).sum(axis=1).tolist()
     return prefix_lens
 
 

@@ -81,7 +81,7 @@ def rank_drafts(confidences: Sequence[Confidences], weights: Floats | None = Non
     assert num_requests <= _REQUEST_MASK + 1, f"{num_requests} requests in one round"
     # added up one by one, as a search by hand does
     base = float(num_requests) if weights is None else float(sum(weights.tolist()))
-    gains, is_draft = _padded(confidences)
+    gains, is_draft = padded(confidences)
     np.cumprod(gains, axis=1, out=gains)
     gains *= _SCALE if weights is None else weights[:, None] * _SCALE
     keys = (_GREATEST - gains.astype(np.int64)) << _PLACE_BITS
@@ -95,7 +95,7 @@ def rank_drafts(confidences: Sequence[Confidences], weights: Floats | None = Non
     )
 
 
-def _padded(confidences: Sequence[Confidences]) -> tuple[Floats, npt.NDArray[np.bool_] | None]:
+def padded(confidences: Sequence[Confidences]) -> tuple[Floats, npt.NDArray[np.bool_] | None]:
     """All blocks as [R, the longest], and which places hold a draft; None: all do."""
     flat = np.frombuffer(b"".join(confidences), np.float32)  # type: ignore[arg-type]
     num_requests, lengths = len(confidences), set(map(len, confidences))
@@ -107,9 +107,9 @@ def _padded(confidences: Sequence[Confidences]) -> tuple[Floats, npt.NDArray[np.
     counts = np.fromiter(map(len, confidences), np.int64, num_requests)
     assert len(flat) == counts.sum(), "confidences are arrays of float32"
     is_draft = np.arange(longest) < counts[:, None]
-    padded = np.zeros((num_requests, longest))
-    padded[is_draft] = flat
-    return padded, is_draft
+    matrix = np.zeros((num_requests, longest))
+    matrix[is_draft] = flat
+    return matrix, is_draft
 
 
 @lru_cache(maxsize=64)

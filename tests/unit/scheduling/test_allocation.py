@@ -16,6 +16,7 @@ from dspark.scheduling.allocation import (
     allocate_threshold,
     best_budget,
     early_stop_budget,
+    threshold_lens,
 )
 from dspark.scheduling.capacity import CapacityCurve
 from dspark.scheduling.ranking import MAX_WEIGHT, rank_drafts
@@ -200,6 +201,12 @@ def test_both_searches_agree_on_hundreds_of_requests(seed):
     lazily = allocate_early_stop(blocks, curve, weights=weights)
     assert ranked.prefix_lens(early_stop_budget(ranked, curve)) == lazily
     assert 0 < sum(lazily) < sum(map(len, blocks))
+
+
+@given(blocks=confidences, least=st.floats(0.0, 1.0))
+def test_thresholds_for_all_blocks_at_once_are_those_block_by_block(blocks, least):
+    arrays = [np.array(block, dtype=np.float32) for block in blocks]
+    assert threshold_lens(arrays, least) == allocate_threshold(blocks, least)
 
 
 def test_a_heavier_request_is_served_first_and_its_tokens_count_for_more():

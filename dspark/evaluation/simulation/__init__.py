@@ -1,0 +1,1 @@
+"""The round loop over simulated engines in virtual time: policies studied without a model. Never torch."""

@@ -1,0 +1,68 @@
+"""The verdict of a study: policies against each other at each load, and against themselves at lower loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from dspark.evaluation.simulation.figures import LoadFigures
+from dspark.evaluation.simulation.runner import MTP_1
+from dspark.evaluation.verdict import Check, at_least, at_most
+
+# Those that weigh what drafts may bring against what a step costs.
+SCHEDULED = ("early-stop", "barrier", "retrospective")
+LEAST_SCHEDULED_VS_BETTER = 0.98
+# Drafts per request and round that may be chance: loads serve different numbers of the same requests.
+MOST_RISE_OF_VERIFIED = 0.2
+
+# By load, then by policy.
+Study = Mapping[str, Mapping[str, LoadFigures]]
+
+
+def ratios_of(study: Study) -> dict[str, float]:
+    """Scheduled policies against the baselines that were run, by load.
+
+    Tokens per second over those of the better of plain and fixed, and tokens per second of the median user
+    over MTP-1's, as the paper's Fig. 7 compares.
+    """
+    return _vs_better(study) | _vs_mtp_1(study)
+
+
+def _vs_better(study: Study) -> dict[str, float]:
+    return {
+        f"{policy} vs better of off and fixed, {load}": by_policy[policy].tokens_per_s
+        / max(by_policy["off"].tokens_per_s, by_policy["fixed"].tokens_per_s)
+        for load, by_policy in study.items()
+        if {"off", "fixed"} <= by_policy.keys()
+        for policy in _scheduled(by_policy)
+    }
+
+
+def _vs_mtp_1(study: Study) -> dict[str, float]:
+    return {
+        f"{policy} vs mtp-1, per user, {load}": by_policy[policy].user_tokens_per_s
+        / by_policy[MTP_1].user_tokens_per_s
+        for load, by_policy in study.items()
+        if MTP_1 in by_policy and by_policy[MTP_1].user_tokens_per_s > 0.0
+        for policy in _scheduled(by_policy)
+    }
+
+
+def checks_of(study: Study) -> list[Check]:
+    """The bars: never slower than plain and fixed, never more drafts a request as the load grows."""
+    checks = [at_least(name, ratio, LEAST_SCHEDULED_VS_BETTER) for name, ratio in _vs_better(study).items()]
+    by_load = list(study.values())
+    if len(by_load) > 1:
+        for policy in _scheduled(by_load[0]):
+            rise = largest_rise([by_policy[policy].mean_verified for by_policy in by_load])
+            checks.append(at_most(f"{policy}: rise of verified with load", rise, MOST_RISE_OF_VERIFIED))
+    return checks
+
+
+def largest_rise(values: Sequence[float]) -> float:
+    """How far a value lies above the lowest before it, at most; 0 where none does."""
+    return max(value - lowest for value, lowest in zip(values, accumulate(values, min), strict=True))
+
+
+def _scheduled(by_policy: Mapping[str, LoadFigures]) -> list[str]:
+    return [policy for policy in SCHEDULED if policy in by_policy]
