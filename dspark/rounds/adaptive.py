@@ -16,6 +16,8 @@ from dspark.scheduling.cost_model import CostModel
 from dspark.scheduling.draft_length import DraftLength
 from dspark.scheduling.ranking import Confidences, RankedDrafts, rank_drafts
 
+# Weight of the newest step in the mean share of prompt tokens.
+_PREFILL_RATE = 0.02
 # Rounds of fewer drafts are searched one by one, which is faster there than anything over arrays.
 _FEW_DRAFTS = 64
 
@@ -28,6 +30,8 @@ class AdaptivePlanner:
     def __init__(self) -> None:
         self._steps: CostModel | None = None
         self._drafts: CostModel | None = None
+        # how full of prompt tokens steps were lately
+        self._prefill_share = 0.0
         # by number of slots drafted
         self._curves: dict[int, CapacityCurve] = {}
         self._guard = DraftGuard()
@@ -76,10 +80,11 @@ class AdaptivePlanner:
 
     def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """Prefix lengths, and what they tell the guard."""
+        self._prefill_share += _PREFILL_RATE * (step.prefill_share - self._prefill_share)
         num_slots = sum(map(len, confidences))
         if num_slots == 0:
             return [0] * len(confidences)
-        curve = self._curve(num_slots).beside_prompt(len(confidences), step.num_prefill_tokens)
+        curve = self._curve(num_slots, step)
         plan = self._search(step, confidences, curve)
         self._guard.judge(plan, curve)
         return plan.prefix_lens
@@ -98,8 +103,14 @@ class AdaptivePlanner:
     def _num_admitted(self, ranked: RankedDrafts, curve: CapacityCurve) -> int:
         raise NotImplementedError
 
-    def _curve(self, num_slots: int) -> CapacityCurve:
-        """Costs of a round whose blocks have so many slots together."""
+    def _curve(self, num_slots: int, step: StepAhead) -> CapacityCurve:
+        """Costs of this round if its blocks have so many slots together."""
+        # The fuller steps are of prompts, the more of these wait for room.
+        value = self._prefill_share**2
+        curve = self._curve_of_slots(num_slots)
+        return curve.beside_prompt(len(step.request_ids), step.num_prefill_tokens, value=value)
+
+    def _curve_of_slots(self, num_slots: int) -> CapacityCurve:
         assert self._steps is not None, "learn_costs comes first"
         curve = self._curves.get(num_slots)
         if curve is None:
@@ -181,12 +192,11 @@ class BarrierPlanner(AdaptivePlanner):
         if step.weights is not None:
             weights = dict(zip(step.request_ids, step.weights.tolist(), strict=True))
         round_number = self._round_number + 1
-        curve = self._curve(sum(blocks.values()))
         self._budget = verify_budget(
             self._history.before(round_number),
             round_number,
             blocks,
-            curve.beside_prompt(len(step.request_ids), step.num_prefill_tokens),
+            self._curve(sum(blocks.values()), step),
             weights=weights,
             other_weights=[weight for name, weight in weights.items() if name not in blocks],
         )

@@ -48,8 +48,8 @@ class DraftGuard:
 
     def judge(self, plan: Plan, curve: CapacityCurve) -> None:
         """Compare a plan with a round that never drafted, and pause drafting after a row of losses."""
-        drafted = plan.expected / curve.round_s(plan.num_requests + plan.num_admitted)
-        plain = plan.base / curve.step_s(plan.num_requests)
+        drafted = (plan.expected + curve.prompt_gain) / curve.round_s(plan.num_requests + plan.num_admitted)
+        plain = (plan.base + curve.prompt_gain) / (curve.round_s(plan.num_requests) - curve.draft_s)
         if drafted >= plain:
             self._num_losses, self._pause_len = 0, _FIRST_PAUSE
             return

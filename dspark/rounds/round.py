@@ -80,9 +80,10 @@ class Round:
         """
         started_s = self._clock.now()
         decoding = [live for live in self._roster.open if live.phase is Phase.DECODING]
-        chunks = self._prefill_chunks(has_streams=bool(decoding))
+        prefill_budget = self._config.prefill_tokens if decoding else self._config.prefill_tokens_alone
+        chunks = self._prefill_chunks(prefill_budget)
         asks = self._asks(decoding)
-        step = _step_ahead(decoding, asks, chunks)
+        step = _step_ahead(decoding, asks, chunks, prefill_budget)
         blocks = await self._draft(decoding, asks, step)
         drafted_s = self._clock.now()
         tasks = [*self._schedule(decoding, blocks, step), *chunks]
@@ -103,9 +104,8 @@ class Round:
         self._planner.observe(report)
         return report
 
-    def _prefill_chunks(self, *, has_streams: bool) -> list[_Task]:
+    def _prefill_chunks(self, budget: int) -> list[_Task]:
         """Spend the prompt tokens of this step, first come first served."""
-        budget = self._config.prefill_tokens if has_streams else self._config.prefill_tokens_alone
         chunks = []
         for live in self._roster.open:
             if live.phase is Phase.PREFILLING and budget > 0:
@@ -255,12 +255,15 @@ def _verify_item(live: LiveRequest, block: DraftBlock | None, prefix_len: int) -
 
 
 def _step_ahead(
-    decoding: Sequence[LiveRequest], asks: dict[str, DraftRequest], chunks: Sequence[_Task]
+    decoding: Sequence[LiveRequest],
+    asks: dict[str, DraftRequest],
+    chunks: Sequence[_Task],
+    prefill_budget: int,
 ) -> StepAhead:
+    num_prefill_tokens = sum(chunk.item.num_tokens for chunk in chunks if isinstance(chunk.item, PrefillItem))
     return StepAhead(
         request_ids=[live.request_id for live in decoding],
         num_asked=[asks[live.request_id].max_drafts if live.request_id in asks else 0 for live in decoding],
-        num_prefill_tokens=sum(
-            chunk.item.num_tokens for chunk in chunks if isinstance(chunk.item, PrefillItem)
-        ),
+        num_prefill_tokens=num_prefill_tokens,
+        prefill_share=num_prefill_tokens / prefill_budget,
     )

@@ -16,10 +16,12 @@ class StepAhead:
         request_ids: of those that decode, in order of arrival.
         num_asked: drafts asked for, by request; 0 where it gets no block.
         num_prefill_tokens: prompt tokens of the same step.
+        prefill_share: of the prompt tokens that a step may hold, those that this one does.
         weights: [R] of each request's tokens, see `dspark.scheduling.weights`; None: all 1.
     """
 
     request_ids: Sequence[str]
     num_asked: Sequence[int]
     num_prefill_tokens: int = 0
+    prefill_share: float = 0.0
     weights: Floats | None = None

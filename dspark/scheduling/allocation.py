@@ -63,7 +63,7 @@ def allocate_early_stop(
         if first is not None
     ]
     heapify(candidates)
-    expected, step = float(sum(weights)), step_size()
+    expected, step = float(sum(weights)) + curve.prompt_gain, step_size()
     num_tokens = len(confidences)
     best = expected / curve.round_s(num_tokens)
     while candidates:
@@ -107,7 +107,7 @@ def best_budget(ranked: RankedDrafts, curve: CapacityCurve) -> int:
 def _speeds(ranked: RankedDrafts, curve: CapacityCurve) -> Floats:
     """[N + 1] weighted tokens per second with 0, 1, ... N drafts admitted."""
     expected = ranked.expected()
-    return expected / curve.rounds_s(ranked.num_requests, len(expected))
+    return (expected + curve.prompt_gain) / curve.rounds_s(ranked.num_requests, len(expected))
 
 
 def allocate_fixed(block_lens: Sequence[int], prefix_len: int) -> list[int]:

@@ -103,7 +103,9 @@ def verify_budget(
     gains = _survivals(snapshot, blocks) * scale[:, None]
     is_asked = np.arange(gains.shape[1]) < np.array(list(blocks.values()))[:, None]
     falling = np.sort(gains[is_asked])[::-1]
-    expected = sum(other_weights) + scale.sum() + np.concatenate(([0.0], np.cumsum(falling)))
+    expected = (
+        curve.prompt_gain + sum(other_weights) + scale.sum() + np.concatenate(([0.0], np.cumsum(falling)))
+    )
     return int(np.argmax(expected / curve.rounds_s(len(other_weights) + len(blocks), len(expected))))
 
 

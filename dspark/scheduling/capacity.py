@@ -33,8 +33,9 @@ class CapacityCurve:
     seconds: tuple[float, ...]
     # seconds that every round spends before its step
     draft_s: float = 0.0
-    # prompt tokens of the step, and the seconds they would have cost without any draft
+    # prompt tokens of the step, the tokens of output they are worth, and their seconds that nobody is charged
     num_prompt_tokens: int = 0
+    prompt_gain: float = 0.0
     prompt_s: float = 0.0
     _table: _Table = field(default_factory=_Table, repr=False, compare=False)
 
@@ -60,17 +61,31 @@ class CapacityCurve:
         """The same steps behind another draft cost."""
         return replace(self, draft_s=draft_s)
 
-    def beside_prompt(self, num_decoding: int, num_prompt_tokens: int) -> CapacityCurve:
+    def beside_prompt(
+        self, num_decoding: int, num_prompt_tokens: int, *, value: float = 0.0
+    ) -> CapacityCurve:
         """The curve of a round whose step computes prompt tokens too, for `num_decoding` requests.
 
-        The prompt has to be computed whatever is drafted, and it brings no token now: its own seconds are
-        not the drafts' to pay, but each draft costs what it costs in so large a step. With the prompt's
-        seconds in the denominator any number of drafts would look cheap, and the prompt would wait for them.
+        While there is room for all prompts (value 0) they are computed whatever is drafted: their seconds are
+        not the drafts' to pay, but each draft costs what it adds to so large a step. While prompts queue up
+        (value 1) a longer step makes all of them wait: a prompt token is then worth as much as one of output,
+        and what is maximised is the tokens computed or committed per second. With the prompt's seconds in the
+        denominator and no gain for it, any number of drafts would look cheap.
+
+        Args:
+            num_decoding: requests of the step that commit tokens.
+            num_prompt_tokens: of the others.
+            value: of a prompt token in tokens of output, 0 to 1.
         """
         if num_prompt_tokens == 0:
             return self
         prompt_s = self.step_s(num_decoding + num_prompt_tokens) - self.step_s(num_decoding)
-        return replace(self, num_prompt_tokens=num_prompt_tokens, prompt_s=prompt_s)
+        return replace(
+            self,
+            num_prompt_tokens=num_prompt_tokens,
+            prompt_gain=value * num_prompt_tokens,
+            prompt_s=(1.0 - value) * prompt_s,
+        )
 
     def check_rises(self) -> None:
         """Refuse a curve that cannot tell a small step from a large one.

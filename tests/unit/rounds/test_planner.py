@@ -18,12 +18,13 @@ from dspark.scheduling.draft_length import DraftLength
 from tests.fakes import FakeDrafter, FakeVerifier
 
 
-def plan(planner, blocks, num_prefill_tokens=0, *, request_ids=None, weights=None):
+def plan(planner, blocks, num_prefill_tokens=0, *, request_ids=None, weights=None, prefill_share=0.0):
     """A round as the loop makes it: prepare, then plan."""
     step = StepAhead(
         request_ids or [f"r{number}" for number in range(len(blocks))],
         [len(block) for block in blocks],
         num_prefill_tokens,
+        prefill_share,
         None if weights is None else np.array(weights),
     )
     if planner.prepares and any(step.num_asked):
@@ -120,7 +121,7 @@ def test_many_requests_are_planned_like_few():
     together = plan(adaptive(), [*blocks, []], 3)
     few = allocate_early_stop(
         [np.array(block, dtype=np.float32).tolist() for block in [*blocks, []]],
-        adaptive()._curve(80).beside_prompt(21, 3),
+        adaptive()._curve_of_slots(80).beside_prompt(21, 3),
     )
     assert together == few
     assert 0 < sum(together) < 80
@@ -149,8 +150,19 @@ def test_plans_follow_what_rounds_cost_and_the_error_of_the_prediction_is_known(
     slow_drafts = adaptive(step_cost=STAIRS)
     for _ in range(200):
         slow_drafts.observe(report(3, 0.011, draft_s=0.2))
-    assert slow_drafts._curve(4).draft_s > 0.02
+    assert slow_drafts._curve_of_slots(4).draft_s > 0.02
     assert OffPlanner().cost_error == 0.0
+
+
+def test_drafts_give_way_to_prompts_only_while_these_queue_up():
+    linear = ((1, 0.012), (257, 0.268))
+    for planner in (adaptive(step_cost=linear), barrier(step_cost=linear)):
+        blocks = [[0.7] * 4] * 4
+        room = plan(planner, blocks, 64)
+        assert sum(room) >= 8
+        for _ in range(300):
+            queue = plan(planner, blocks, 64, prefill_share=1.0)
+        assert sum(queue) == 0, "a draft that may be rejected costs what a prompt token does"
 
 
 def test_the_retrospective_policy_turns_away_requests_that_are_sampled_by_rejection():

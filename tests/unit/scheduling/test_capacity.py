@@ -34,6 +34,16 @@ def test_beside_a_prompt_drafts_cost_what_they_add_to_the_long_step():
     assert curve.beside_prompt(2, 0) is curve
 
 
+def test_where_prompts_queue_up_their_tokens_are_worth_something_and_cost_their_seconds():
+    curve = CapacityCurve.from_points([(1, 1.0), (4, 1.3), (8, 2.0), (12, 6.0)], draft_s=0.5)
+    queued = curve.beside_prompt(2, 6, value=1.0)
+    assert queued.prompt_gain == 6.0
+    assert queued.round_s(2) == pytest.approx(0.5 + curve.step_s(8))
+    half = curve.beside_prompt(2, 6, value=0.5)
+    assert half.prompt_gain == 3.0
+    assert half.round_s(3) == pytest.approx((queued.round_s(3) + curve.beside_prompt(2, 6).round_s(3)) / 2)
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 10.0)), min_size=1, max_size=12),
 )
