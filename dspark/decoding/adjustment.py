@@ -69,20 +69,37 @@ class LogitAdjuster:
             self._penalise(logits, self._counts, np.asarray(drafts, dtype=np.int64))
 
     def _penalise(self, logits: Tensor, counts: TokenCounts, drafts: npt.NDArray[np.int64]) -> None:
-        """Steps 3 and 4 on the tokens of the request and the block alone, [k + 1, U]."""
-        places = counts.with_places(np.unique(drafts))
-        is_held = counts.holds(places.token_ids)
-        drafted = np.zeros((len(drafts) + 1, len(places.token_ids)), dtype=np.int64)
-        drafted[np.arange(1, len(drafts) + 1), np.searchsorted(places.token_ids, drafts)] = 1
-        drafted = drafted.cumsum(axis=0)
-        in_output = torch.from_numpy(places.in_output + drafted).to(logits.device, logits.dtype)
-        is_seen = torch.from_numpy(is_held | (drafted > 0)).to(logits.device)
-        token_ids = torch.from_numpy(places.token_ids).to(logits.device)
-        asked, values = self._adjustments, logits[:, token_ids]
-        penalty = asked.repetition_penalty
+        """Steps 3 and 4: on the committed tokens, alike in all rows; on the drafts, by those in front."""
+        drafted = np.unique(drafts)
+        before = np.zeros((len(drafts) + 1, len(drafted)), dtype=np.int64)
+        before[np.arange(1, len(drafts) + 1), np.searchsorted(drafted, drafts)] = 1
+        before = before.cumsum(axis=0)
+        drafted_ids = torch.from_numpy(drafted).to(logits.device)
+        # They may be committed tokens too, so these are computed from the logits as they were.
+        penalised = self._penalised(
+            logits.index_select(1, drafted_ids),
+            is_seen=counts.holds(drafted) | (before > 0),
+            in_output=counts.in_output_of(drafted) + before,
+        )
+        held_ids = torch.from_numpy(counts.token_ids).to(logits.device)
+        held = self._penalised(
+            logits.index_select(1, held_ids),
+            is_seen=np.ones(len(counts.token_ids), dtype=np.bool_),
+            in_output=counts.in_output,
+        )
+        logits.index_copy_(1, held_ids, held).index_copy_(1, drafted_ids, penalised)
+
+    def _penalised(
+        self,
+        logits: Tensor,  # [k + 1, U]
+        *,
+        is_seen: npt.NDArray[np.bool_],  # [U] or [k + 1, U]
+        in_output: npt.NDArray[np.int64],  # [U] or [k + 1, U]
+    ) -> Tensor:
+        penalty = self._adjustments.repetition_penalty
         if penalty != 1.0:
-            repeated = torch.where(values > 0, values / penalty, values * penalty)
-            values = torch.where(is_seen, repeated, values)
-        values -= asked.frequency_penalty * in_output
-        values -= asked.presence_penalty * (in_output > 0)
-        logits[:, token_ids] = values
+            repeated = torch.where(logits > 0, logits / penalty, logits * penalty)
+            logits = torch.where(torch.from_numpy(is_seen).to(logits.device), repeated, logits)
+        counts = torch.from_numpy(in_output).to(logits.device, logits.dtype)
+        by_count = self._adjustments.frequency_penalty * counts
+        return logits - by_count - self._adjustments.presence_penalty * counts.clamp(max=1.0)

@@ -32,21 +32,25 @@ class TokenCounts:
     def extended(self, output: Sequence[int]) -> TokenCounts:
         """The counts behind more tokens of the output."""
         new_ids, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
-        grown = self.with_places(new_ids)
-        in_output = grown.in_output.copy()
-        in_output[np.searchsorted(grown.token_ids, new_ids)] += counts
-        return TokenCounts(grown.token_ids, in_output)
-
-    def with_places(self, token_ids: Integers) -> TokenCounts:
-        """The same counts with a place, at first of count 0, for each of these distinct tokens."""
-        missing = token_ids[~self.holds(token_ids)]
+        missing = new_ids[~self.holds(new_ids)]
         places = np.searchsorted(self.token_ids, missing)
-        return TokenCounts(np.insert(self.token_ids, places, missing), np.insert(self.in_output, places, 0))
+        token_ids = np.insert(self.token_ids, places, missing)
+        in_output = np.insert(self.in_output, places, 0)
+        in_output[np.searchsorted(token_ids, new_ids)] += counts
+        return TokenCounts(token_ids, in_output)
 
     def holds(self, token_ids: Integers) -> npt.NDArray[np.bool_]:
-        """Whether each token has a place, [len(token_ids)]."""
+        """Whether each token has been seen, [len(token_ids)]."""
         if len(self.token_ids) == 0:
             return np.zeros(len(token_ids), dtype=np.bool_)
-        places = np.searchsorted(self.token_ids, token_ids).clip(max=len(self.token_ids) - 1)
-        found: npt.NDArray[np.bool_] = self.token_ids[places] == token_ids
+        found: npt.NDArray[np.bool_] = self.token_ids[self._places(token_ids)] == token_ids
         return found
+
+    def in_output_of(self, token_ids: Integers) -> Integers:
+        """How often each token stands in the output, [len(token_ids)]."""
+        if len(self.token_ids) == 0:
+            return np.zeros(len(token_ids), dtype=np.int64)
+        return np.where(self.holds(token_ids), self.in_output[self._places(token_ids)], 0)
+
+    def _places(self, token_ids: Integers) -> Integers:
+        return np.searchsorted(self.token_ids, token_ids).clip(max=len(self.token_ids) - 1)
