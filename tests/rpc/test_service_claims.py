@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dspark.decoding.types import Acceptance, FinishReason, GenerationRequest, SamplingParams, StopParams
+from dspark.decoding.types import (
+    Acceptance,
+    FinishReason,
+    GenerationRequest,
+    LogitAdjustments,
+    SamplingParams,
+    StopParams,
+)
 from dspark.errors import ServiceUnavailableError
 from services.scheduler.store_schema import epoch_after, epoch_text, owner_epoch, request_keys
 from tests.fakes import greedy_request
@@ -21,7 +28,10 @@ LATER = owner_epoch(1_800_000_000_001)
 SAMPLED = GenerationRequest(
     "r",
     PROMPT,
-    SamplingParams(0.7, 0.9, 40, 0.05, 2**64 - 1, Acceptance.COUPLED, 3),
+    SamplingParams(
+        *(0.7, 0.9, 40, 0.05, 2**64 - 1, Acceptance.COUPLED, 3),
+        LogitAdjustments(1.1, -0.2, 0.3, ((4, -100.0), (6, 0.1)), 20, (7, 9)),
+    ),
     StopParams(50, frozenset({7, 9})),
 )
 

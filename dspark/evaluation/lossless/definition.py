@@ -1,4 +1,4 @@
-"""The adjustments of logits as their definitions read: a dense row at a time, counted anew. They judge ours."""
+"""Adjustments of logits as their definitions read: a dense row at a time, counted anew. The judge of ours."""
 
 from __future__ import annotations
 
