@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.adjustment import LogitAdjuster
+from dspark.decoding.adjustment import LogitAdjuster, adjust_blocks
 from dspark.decoding.logprobs import token_logprobs
 from dspark.decoding.race import race_winners
 from dspark.decoding.rng import Purpose, uniforms
@@ -148,14 +149,11 @@ def _adjust(logits: Tensor, judgements: Sequence[Judgement]) -> tuple[Tensor, li
     rows = [row for j in judgements for row in range(j.first_row, j.first_row + j.num_rows)]
     adjusted = logits[torch.tensor(rows, device=logits.device)]
     adjusted = adjusted if adjusted.dtype == torch.float64 else adjusted.float()
-    moved, first_row = [], 0
-    for judgement in judgements:
-        assert judgement.adjuster is not None
-        block = adjusted[first_row : first_row + judgement.num_rows]
-        judgement.adjuster.adjust(block, judgement.draft_token_ids.tolist())
-        moved.append(replace(judgement, first_row=first_row))
-        first_row += judgement.num_rows
-    return adjusted, moved
+    adjust_blocks(
+        adjusted, [(j.adjuster, j.draft_token_ids.tolist()) for j in judgements if j.adjuster is not None]
+    )
+    ends = accumulate(judgement.num_rows for judgement in judgements)
+    return adjusted, [replace(j, first_row=end - j.num_rows) for j, end in zip(judgements, ends, strict=True)]
 
 
 def _judge(logits: Tensor, judgements: Sequence[Judgement], find_best: BestTwo) -> list[Verdict]:

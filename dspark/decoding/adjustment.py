@@ -6,8 +6,8 @@ A token is chosen in this order, which is that of vLLM and, as far as it has the
     2. `logit_bias`: added;
     3. `repetition_penalty`: a positive logit of a token of prompt or output is divided by it, any other
        one multiplied;
-    4. `frequency_penalty` times the count in the output, then `presence_penalty` where that is not 0,
-       are subtracted;
+    4. `frequency_penalty` times the count in the output is subtracted, and `presence_penalty` where that
+       count is not 0;
     5. greedy requests take the greatest of these logits; for others come temperature, then top_k, top_p and
        min_p (`dspark.decoding.sampling`; vLLM applies min_p before top_k, transformers last, as here).
 
@@ -19,14 +19,32 @@ were adjusted for a context that never came about, and nobody looks at them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.token_counts import TokenCounts
+from dspark.decoding.token_counts import Integers, TokenCounts
 from dspark.decoding.types import LogitAdjustments
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Steps 3 and 4 for the k + 1 rows of one block, on the tokens that any of them holds.
+
+    Attributes:
+        token_ids: [U] int64, distinct.
+        repetition: [k + 1, U] what divides or multiplies; 1 where the row does not hold the token.
+        subtracted: [k + 1, U].
+    """
+
+    token_ids: Integers
+    repetition: Doubles
+    subtracted: Doubles
 
 
 class LogitAdjuster:
@@ -51,55 +69,81 @@ class LogitAdjuster:
         if self._counts is not None:
             self._counts = self._counts.extended(token_ids)
 
-    def adjust(
-        self,
-        logits: Tensor,  # [k + 1, V], changed in place
-        drafts: Sequence[int],  # [k]
-    ) -> None:
-        """Adjust the rows of a block: row i as after the committed tokens and drafts 0 .. i-1."""
-        assert logits.ndim == 2, logits.shape
-        assert logits.shape[0] == len(drafts) + 1, (logits.shape, len(drafts))
+    def ban_and_bias(self, logits: Tensor) -> None:  # [k + 1, V]
+        """Steps 1 and 2 on the rows of a block, in place."""
         num_early = self._adjustments.min_tokens - self._output_len
         if num_early > 0:
             logits[:num_early, self._ending_ids.to(logits.device)] = -torch.inf
         if len(self._biased_ids) > 0:
             biases = self._biases.to(logits.device, logits.dtype)
             logits[:, self._biased_ids.to(logits.device)] += biases
-        if self._counts is not None:
-            self._penalise(logits, self._counts, np.asarray(drafts, dtype=np.int64))
 
-    def _penalise(self, logits: Tensor, counts: TokenCounts, drafts: npt.NDArray[np.int64]) -> None:
-        """Steps 3 and 4: on the committed tokens, alike in all rows; on the drafts, by those in front."""
-        drafted = np.unique(drafts)
+    def penalties(self, drafts: Sequence[int]) -> Penalties | None:
+        """Those of a block of k drafts; None where the request asks for none."""
+        counts = self._counts
+        if counts is None:
+            return None
+        drafted, columns = np.unique(np.asarray(drafts, dtype=np.int64), return_inverse=True)
         before = np.zeros((len(drafts) + 1, len(drafted)), dtype=np.int64)
-        before[np.arange(1, len(drafts) + 1), np.searchsorted(drafted, drafts)] = 1
+        before[np.arange(1, len(drafts) + 1), columns] = 1
         before = before.cumsum(axis=0)
-        drafted_ids = torch.from_numpy(drafted).to(logits.device)
-        # They may be committed tokens too, so these are computed from the logits as they were.
-        penalised = self._penalised(
-            logits.index_select(1, drafted_ids),
-            is_seen=counts.holds(drafted) | (before > 0),
-            in_output=counts.in_output_of(drafted) + before,
+        # Tokens of the block stand apart: their counts alone change from row to row.
+        is_held, others = counts.holds(drafted), counts.without(drafted)
+        shape = (len(before), len(others.token_ids))
+        in_output = np.concatenate(
+            (np.broadcast_to(others.in_output, shape), counts.in_output_of(drafted) + before), axis=1
         )
-        held_ids = torch.from_numpy(counts.token_ids).to(logits.device)
-        held = self._penalised(
-            logits.index_select(1, held_ids),
-            is_seen=np.ones(len(counts.token_ids), dtype=np.bool_),
-            in_output=counts.in_output,
+        is_seen = np.concatenate((np.ones(shape, dtype=np.bool_), is_held | (before > 0)), axis=1)
+        asked = self._adjustments
+        return Penalties(
+            token_ids=np.concatenate((others.token_ids, drafted)),
+            repetition=np.where(is_seen, asked.repetition_penalty, 1.0),
+            subtracted=asked.frequency_penalty * in_output + asked.presence_penalty * (in_output > 0),
         )
-        logits.index_copy_(1, held_ids, held).index_copy_(1, drafted_ids, penalised)
 
-    def _penalised(
-        self,
-        logits: Tensor,  # [k + 1, U]
-        *,
-        is_seen: npt.NDArray[np.bool_],  # [U] or [k + 1, U]
-        in_output: npt.NDArray[np.int64],  # [U] or [k + 1, U]
-    ) -> Tensor:
-        penalty = self._adjustments.repetition_penalty
-        if penalty != 1.0:
-            repeated = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits = torch.where(torch.from_numpy(is_seen).to(logits.device), repeated, logits)
-        counts = torch.from_numpy(in_output).to(logits.device, logits.dtype)
-        by_count = self._adjustments.frequency_penalty * counts
-        return logits - by_count - self._adjustments.presence_penalty * counts.clamp(max=1.0)
+
+def adjust_blocks(
+    logits: Tensor,  # [T, V] float32 or float64, contiguous; changed in place
+    blocks: Sequence[tuple[LogitAdjuster, Sequence[int]]],
+) -> None:
+    """Adjust the rows of blocks that lie one behind the other, each given by its request and its k drafts.
+
+    Of the k + 1 rows of a block, row i becomes what plain decoding would choose from behind the committed
+    tokens and drafts 0 .. i-1.
+    """
+    assert logits.ndim == 2, logits.shape
+    tables: list[tuple[int, Penalties]] = []
+    first_row = 0
+    for adjuster, drafts in blocks:
+        end = first_row + len(drafts) + 1
+        adjuster.ban_and_bias(logits[first_row:end])
+        penalties = adjuster.penalties(drafts)
+        if penalties is not None:
+            tables.append((first_row, penalties))
+        first_row = end
+    assert first_row == logits.shape[0], (first_row, logits.shape)
+    if tables:
+        _penalise(logits, tables)
+
+
+def _penalise(logits: Tensor, tables: Sequence[tuple[int, Penalties]]) -> None:
+    """All blocks at once, on the few places that change."""
+    places = np.concatenate([_places(first_row, one, logits.shape[1]) for first_row, one in tables])
+    index = torch.from_numpy(places).to(logits.device)
+    repetition, subtracted = (
+        torch.from_numpy(np.concatenate(parts)).to(logits.device, logits.dtype)
+        for parts in (
+            [one.repetition.ravel() for _, one in tables],
+            [one.subtracted.ravel() for _, one in tables],
+        )
+    )
+    flat = logits.view(-1)
+    values = flat.index_select(0, index)
+    values = torch.where(values > 0, values / repetition, values * repetition) - subtracted
+    flat.index_copy_(0, index, values)
+
+
+def _places(first_row: int, penalties: Penalties, num_tokens: int) -> Integers:
+    """Where the entries of a table lie in the flattened logits."""
+    rows = np.arange(first_row, first_row + len(penalties.subtracted), dtype=np.int64)
+    return (rows[:, None] * num_tokens + penalties.token_ids).ravel()

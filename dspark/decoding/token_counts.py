@@ -52,5 +52,11 @@ class TokenCounts:
             return np.zeros(len(token_ids), dtype=np.int64)
         return np.where(self.holds(token_ids), self.in_output[self._places(token_ids)], 0)
 
+    def without(self, token_ids: Integers) -> TokenCounts:
+        """All but these distinct tokens."""
+        is_kept = np.ones(len(self.token_ids), dtype=np.bool_)
+        is_kept[self._places(token_ids[self.holds(token_ids)])] = False
+        return TokenCounts(self.token_ids[is_kept], self.in_output[is_kept])
+
     def _places(self, token_ids: Integers) -> Integers:
         return np.searchsorted(self.token_ids, token_ids).clip(max=len(self.token_ids) - 1)

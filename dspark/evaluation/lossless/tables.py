@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.decoding.adjustment import LogitAdjuster
+from dspark.decoding.adjustment import LogitAdjuster, adjust_blocks
 from dspark.decoding.drafting import draft_tokens
 from dspark.decoding.sampling import shaped_probs
 from dspark.decoding.types import SamplingParams, SparseProbs
@@ -65,7 +65,7 @@ class Tables:
             logits = torch.stack([self.target_logits(prefix + drafts[:k]) for k in range(len(drafts) + 1)])
             adjuster = self.adjuster(prefix)
             if adjuster is not None:
-                adjuster.adjust(logits, drafts)
+                adjust_blocks(logits, [(adjuster, drafts)])
             return shaped_probs(logits, self.sampling)
 
         return cache(probs)

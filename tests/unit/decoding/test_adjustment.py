@@ -16,7 +16,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from dspark.decoding.adjustment import LogitAdjuster
+from dspark.decoding.adjustment import LogitAdjuster, adjust_blocks
 from dspark.decoding.token_counts import TokenCounts
 from dspark.decoding.types import LogitAdjustments
 from dspark.evaluation.lossless.definition import adjusted_by_definition
@@ -42,7 +42,7 @@ def random_logits(num_rows: int, dtype: torch.dtype = torch.float64) -> torch.Te
 
 def adjusted_block(adjustments, prompt, output, drafts, logits):
     rows = logits.clone()
-    LogitAdjuster(adjustments, prompt, output).adjust(rows, drafts)
+    adjust_blocks(rows, [(LogitAdjuster(adjustments, prompt, output), drafts)])
     return rows
 
 
@@ -79,8 +79,8 @@ def test_tokens_committed_round_by_round_count_as_those_a_request_is_restored_wi
         grown.commit(tokens)
     restored = LogitAdjuster(adjustments, prompt, [token for tokens in rounds for token in tokens])
     mine, other = random_logits(3), random_logits(3)
-    grown.adjust(mine, [1, 1])
-    restored.adjust(other, [1, 1])
+    adjust_blocks(mine, [(grown, [1, 1])])
+    adjust_blocks(other, [(restored, [1, 1])])
     assert torch.equal(mine, other)
 
 
@@ -139,3 +139,24 @@ def test_counts_that_grow_are_those_of_counting_anew(prompt, rounds):
     everything = np.arange(VOCAB_SIZE)
     assert counts.holds(everything).tolist() == [token in held for token in range(VOCAB_SIZE)]
     assert counts.in_output_of(everything).tolist() == [output[token] for token in range(VOCAB_SIZE)]
+    rest = counts.without(np.array([0, 4, 8]))
+    assert rest.token_ids.tolist() == [token for token in held if token % 4]
+    assert rest.in_output.tolist() == [output[token] for token in held if token % 4]
+
+
+def test_blocks_of_one_step_are_adjusted_as_each_alone():
+    asked = [
+        (LogitAdjustments(1.3, 0.2, 0.4, ((2, 1.0),), 2, (3,)), [1, 1, 2], [4], [5, 1, 5]),
+        (LogitAdjustments(logit_bias=((0, -100.0),)), [1], [], []),
+        (LogitAdjustments(frequency_penalty=-0.5), [], [], [2]),
+        (LogitAdjustments(repetition_penalty=0.7), [8, 8], [0, 0, 1], []),
+    ]
+    together = random_logits(sum(len(drafts) + 1 for *_, drafts in asked), torch.float32)
+    logits = together.clone()
+    adjust_blocks(together, [(LogitAdjuster(*one[:3]), one[3]) for one in asked])
+    first_row = 0
+    for adjustments, prompt, output, drafts in asked:
+        end = first_row + len(drafts) + 1
+        alone = adjusted_block(adjustments, prompt, output, drafts, logits[first_row:end])
+        assert torch.equal(together[first_row:end], alone)
+        first_row = end

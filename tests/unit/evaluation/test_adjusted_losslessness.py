@@ -55,11 +55,14 @@ def test_the_adjustments_of_these_tests_change_the_distribution(adjustments):
 
 
 class Forgetful(LogitAdjuster):
-    """Adjusts every row of a block as if it were the first."""
+    """Penalises every row of a block as if it were the first."""
 
-    def adjust(self, logits, drafts):
-        for place in range(len(drafts) + 1):
-            super().adjust(logits[place : place + 1], ())
+    def penalties(self, drafts):
+        first = super().penalties(())
+        repetition, subtracted = (
+            np.repeat(each, len(drafts) + 1, axis=0) for each in (first.repetition, first.subtracted)
+        )
+        return replace(first, repetition=repetition, subtracted=subtracted)
 
 
 class ForgetfulTables(Tables):
