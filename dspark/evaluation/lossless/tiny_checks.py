@@ -41,6 +41,9 @@ _ADJUSTMENTS = LogitAdjustments(
 # Of a random drafter, whose confidences are spread around one half.
 _THRESHOLD = 0.4
 
+# One adjusted output for so many plain ones.
+_ADJUSTED_SHARE = 3
+
 
 class ChangingPlanner(FreePlanner):
     """Another prefix length for each request and round, whatever the confidences, and so causal."""
@@ -73,17 +76,19 @@ def tiny_checks(directory: Path, *, num_prompts: int, num_samples: int) -> Itera
         directory: where the models are written.
         num_prompts: prompts, or seeds, whose outputs are compared token by token.
         num_samples: outputs of the sampling check.
+
+    With adjusted logits it is a third of both.
     """
     engines = load_tiny_engines(directory)
     try:
-        for adjustments, kind in ((None, ""), (_ADJUSTMENTS, "adjusted ")):
+        for adjustments, kind, share in ((None, "", 1), (_ADJUSTMENTS, "adjusted ", _ADJUSTED_SHARE)):
             for temperature, name in ((0.0, "greedy"), (1.0, "coupled")):
-                requests = _requests(num_prompts, temperature, adjustments)
+                requests = _requests(num_prompts // share, temperature, adjustments)
                 yield asyncio.run(_same_tokens(engines, requests, kind + name))
             sampling = replace(sampling_of(_TEMPERATURE, 0), adjustments=adjustments)
             name = f"tiny models: {kind}distribution by chi-square, rejection"
             stock = StockModel(directory / "target", "float64")
-            yield asyncio.run(_same_distribution(name, engines, stock, sampling, num_samples))
+            yield asyncio.run(_same_distribution(name, engines, stock, sampling, num_samples // share))
     finally:
         engines.worker.shutdown()
 
