@@ -26,8 +26,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.token_counts import Integers, TokenCounts
-from dspark.decoding.types import LogitAdjustments
 
 Doubles = npt.NDArray[np.float64]
 

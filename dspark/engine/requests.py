@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dspark.decoding.adjustment import LogitAdjuster
-from dspark.decoding.types import LogitAdjustments, OpenRequest, SamplingParams
+from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import OpenRequest, SamplingParams
 from dspark.engine.pages import PagePool
 from dspark.errors import ContextTooLongError, InvalidRequestError, StaleEpochError
 

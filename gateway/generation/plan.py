@@ -7,13 +7,8 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dspark.decoding.types import (
-    Acceptance,
-    GenerationRequest,
-    LogitAdjustments,
-    SamplingParams,
-    StopParams,
-)
+from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import Acceptance, GenerationRequest, SamplingParams, StopParams
 from dspark.errors import ContextTooLongError, InvalidRequestError
 from gateway.backend import ServingInfo
 from gateway.schemas.generation import GenerationFields

@@ -9,14 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.api.v1 import common_pb2
-from dspark.decoding.types import (
-    Acceptance,
-    FinishReason,
-    LogitAdjustments,
-    SamplingParams,
-    SparseProbs,
-    TokenLogprobs,
-)
+from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import Acceptance, FinishReason, SamplingParams, SparseProbs, TokenLogprobs
 from dspark.errors import InvalidRequestError
 
 if TYPE_CHECKING:

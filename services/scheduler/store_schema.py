@@ -19,14 +19,8 @@ from dataclasses import asdict
 from enum import IntEnum
 from typing import Any
 
-from dspark.decoding.types import (
-    Acceptance,
-    FinishReason,
-    GenerationRequest,
-    LogitAdjustments,
-    SamplingParams,
-    StopParams,
-)
+from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import Acceptance, FinishReason, GenerationRequest, SamplingParams, StopParams
 
 
 class WriteResult(IntEnum):

@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dspark.decoding.types import (
-    Acceptance,
-    FinishReason,
-    GenerationRequest,
-    LogitAdjustments,
-    SamplingParams,
-    StopParams,
-)
+from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import Acceptance, FinishReason, GenerationRequest, SamplingParams, StopParams
 from dspark.errors import ServiceUnavailableError
 from services.scheduler.store_schema import epoch_after, epoch_text, owner_epoch, request_keys
 from tests.fakes import greedy_request

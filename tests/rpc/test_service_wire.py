@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from dspark.api.v1 import common_pb2, drafter_pb2, scheduler_pb2, verifier_pb2
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.types import (
     Acceptance,
     DraftBlock,
@@ -19,7 +20,6 @@ from dspark.decoding.types import (
     FeatureBatch,
     FinishReason,
     GenerationRequest,
-    LogitAdjustments,
     OpenRequest,
     PrefillItem,
     RoundStats,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark.decoding.types import LogitAdjustments
+from dspark.decoding.logit_adjustments import LogitAdjustments
 
 
 def adjusted_by_definition(

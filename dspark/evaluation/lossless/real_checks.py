@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.acceptance import NEAR_TIE_MARGIN
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.sampling import shaped_probs
-from dspark.decoding.types import GenerationRequest, LogitAdjustments
+from dspark.decoding.types import GenerationRequest
 from dspark.evaluation.generation import Engines, Generation, LocalDecoder
 from dspark.evaluation.lossless.definition import rows_by_definition
 from dspark.evaluation.lossless.statistics import ERROR_RATE, place_in_distribution, uniform_p_value

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dspark.decoding.types import Acceptance, LogitAdjustments, SamplingParams
+from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import Acceptance, SamplingParams
 from dspark.evaluation.lossless.enumeration import (
     PRODUCTION,
     TOO_LENIENT,

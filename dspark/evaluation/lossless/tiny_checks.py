@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.sampling import shaped_probs
-from dspark.decoding.types import GenerationRequest, LogitAdjustments, SamplingParams, StopParams
+from dspark.decoding.types import GenerationRequest, SamplingParams, StopParams
 from dspark.evaluation.generation import Engines, LocalDecoder
 from dspark.evaluation.lossless.definition import rows_by_definition
 from dspark.evaluation.lossless.statistics import ERROR_RATE, sequences_p_value

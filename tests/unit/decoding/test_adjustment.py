@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from dspark.decoding.adjustment import LogitAdjuster, adjust_blocks
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.token_counts import TokenCounts
-from dspark.decoding.types import LogitAdjustments
 from dspark.evaluation.lossless.definition import adjusted_by_definition
 
 VOCAB_SIZE = 9

@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.decoding.types import (
-    Acceptance,
-    DraftBlock,
-    DraftRequest,
-    FeatureBatch,
-    LogitAdjustments,
-    SamplingParams,
-)
+from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, FeatureBatch, SamplingParams
 from dspark.engine.block_slots import BlockSlots
 from dspark.engine.draft import DraftEngine
 from dspark.engine.draft_heads import DraftHeads

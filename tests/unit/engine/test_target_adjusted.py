@@ -11,7 +11,8 @@ from engine_steps import COUPLED, GREEDY, decode, open_request, start, step, ver
 from tiny_targets import VOCAB, some_tokens, stock
 from transformers import AutoModelForCausalLM
 
-from dspark.decoding.types import LogitAdjustments, OpenRequest, PrefillItem, SamplingParams
+from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import OpenRequest, PrefillItem, SamplingParams
 from dspark.engine.target import TargetEngine
 from dspark.errors import InvalidRequestError
 from dspark.models.target import quiet_transformers

@@ -11,8 +11,9 @@ import torch
 
 from dspark.decoding.acceptance import Judgement, accept_batch
 from dspark.decoding.adjustment import LogitAdjuster
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.race import race_winners
-from dspark.decoding.types import Acceptance, LogitAdjustments, SamplingParams
+from dspark.decoding.types import Acceptance, SamplingParams
 from dspark.evaluation.lossless.enumeration import largest_gap, target_distribution
 from dspark.evaluation.lossless.policies import early_stop, fixed
 from dspark.evaluation.lossless.statistics import ERROR_RATE

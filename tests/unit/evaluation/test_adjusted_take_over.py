@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from dspark.decoding.types import Acceptance, GenerationRequest, LogitAdjustments, SamplingParams, StopParams
+from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import Acceptance, GenerationRequest, SamplingParams, StopParams
 from dspark.evaluation.generation import LocalDecoder
 from dspark.evaluation.lossless.tiny import load_tiny_engines
 from dspark.evaluation.threads import one_thread

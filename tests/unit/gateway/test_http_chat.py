@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dspark.decoding.types import Acceptance, FinishReason, GenerationRequest, LogitAdjustments, TokenDelta
+from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import Acceptance, FinishReason, GenerationRequest, TokenDelta
 from tests.unit.gateway.gateway_fakes import EOS, FakeBackend, deltas, says
 from tests.unit.gateway.http_client import HELLO, ask, content_of, events_of
 

@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark.decoding.types import (
-    Acceptance,
-    GenerationRequest,
-    LogitAdjustments,
-    SamplingParams,
-    StopParams,
-)
+from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import Acceptance, GenerationRequest, SamplingParams, StopParams
 from services.scheduler.store_schema import params_text, request_of
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
