@@ -6,18 +6,22 @@ Losslessness: whatever the drafts are, each committed token is distributed as th
         provided the draft was drawn from exactly the distribution given here, and that whether it is
         verified does not depend on its value (see `dspark.scheduling.allocation`).
     COUPLED: every committed token is the winner of the target's own race, by construction.
+The target's choice and distribution are those of the adjusted logits (see `dspark.decoding.adjustment`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dspark.decoding.adjustment import LogitAdjuster, adjust_blocks
+from dspark.decoding.logprobs import token_logprobs
 from dspark.decoding.race import race_winners
 from dspark.decoding.rng import Purpose, uniforms
 from dspark.decoding.sampling import argmax_with_margin, draw, shaped_probs_of_rows
@@ -37,6 +41,7 @@ class Judgement:
         first_row: row `first_row + i` of the logits is the target's distribution at position
             `base_committed_len + i`, for i = 0 .. number of drafts.
         draft_probs: one per draft for REJECTION, else empty.
+        adjuster: of the committed tokens; None exactly where `sampling` has no adjustments.
     """
 
     first_row: int
@@ -45,6 +50,15 @@ class Judgement:
     draft_token_ids: TokenIds
     draft_probs: tuple[SparseProbs, ...]
     sampling: SamplingParams
+    adjuster: LogitAdjuster | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.adjuster is None) == (self.sampling.adjustments is None), self.sampling
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the logits it is about."""
+        return len(self.draft_token_ids) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +99,19 @@ def accept_batch(
         InvalidRequestError: a REJECTION draft without a distribution it could have been drawn from.
     """
     assert target_logits.ndim == 2, target_logits.shape
-    is_greedy = [judgement.sampling.acceptance is Acceptance.GREEDY for judgement in judgements]
-    asked = [j for j, flag in zip(judgements, is_greedy, strict=True) if flag]
-    greedy = _judge_greedy(target_logits, asked, find_best)
-    sampled = _judge_sampled(
-        target_logits, [j for j, flag in zip(judgements, is_greedy, strict=True) if not flag]
-    )
-    streams = {True: iter(greedy), False: iter(sampled)}
-    verdicts = [next(streams[flag]) for flag in is_greedy]
+    is_adjusted = [judgement.adjuster is not None for judgement in judgements]
+    adjusted = [j for j, flag in zip(judgements, is_adjusted, strict=True) if flag]
+    if adjusted:
+        plain = [j for j, flag in zip(judgements, is_adjusted, strict=True) if not flag]
+        streams = {
+            False: iter(_judge(target_logits, plain, find_best)),
+            True: iter(_judge(*_adjust(target_logits, adjusted), find_best)),
+        }
+        verdicts = [next(streams[flag]) for flag in is_adjusted]
+    else:
+        verdicts = _judge(target_logits, judgements, find_best)
     return [
         _with_logprobs(target_logits, judgement, verdict)
-        if judgement.sampling.num_logprobs is not None
-        else verdict
         for judgement, verdict in zip(judgements, verdicts, strict=True)
     ]
 
@@ -129,13 +144,34 @@ def normalised(draft_probs: SparseProbs) -> npt.NDArray[np.float64]:
     return weights / total
 
 
+def _adjust(logits: Tensor, judgements: Sequence[Judgement]) -> tuple[Tensor, list[Judgement]]:
+    """The adjusted logits of these judgements alone, float32 or float64, and the judgements over them."""
+    rows = [row for j in judgements for row in range(j.first_row, j.first_row + j.num_rows)]
+    adjusted = logits[torch.tensor(rows, device=logits.device)]
+    adjusted = adjusted if adjusted.dtype == torch.float64 else adjusted.float()
+    adjust_blocks(
+        adjusted, [(j.adjuster, j.draft_token_ids.tolist()) for j in judgements if j.adjuster is not None]
+    )
+    ends = accumulate(judgement.num_rows for judgement in judgements)
+    return adjusted, [replace(j, first_row=end - j.num_rows) for j, end in zip(judgements, ends, strict=True)]
+
+
+def _judge(logits: Tensor, judgements: Sequence[Judgement], find_best: BestTwo) -> list[Verdict]:
+    is_greedy = [judgement.sampling.acceptance is Acceptance.GREEDY for judgement in judgements]
+    asked = [j for j, flag in zip(judgements, is_greedy, strict=True) if flag]
+    greedy = _judge_greedy(logits, asked, find_best)
+    sampled = _judge_sampled(logits, [j for j, flag in zip(judgements, is_greedy, strict=True) if not flag])
+    streams = {True: iter(greedy), False: iter(sampled)}
+    return [next(streams[flag]) for flag in is_greedy]
+
+
 def _judge_greedy(logits: Tensor, judgements: Sequence[Judgement], find_best: BestTwo) -> list[Verdict]:
     if not judgements:
         return []
     rows = [
         row
         for judgement in judgements
-        for row in range(judgement.first_row, judgement.first_row + len(judgement.draft_token_ids) + 1)
+        for row in range(judgement.first_row, judgement.first_row + judgement.num_rows)
     ]
     is_whole = rows == list(range(logits.shape[0]))
     best_ids, best, second = find_best(logits if is_whole else logits[torch.tensor(rows)])
@@ -252,16 +288,8 @@ def _positions(progresses: Sequence[_Progress]) -> list[int]:
 
 
 def _with_logprobs(logits: Tensor, judgement: Judgement, verdict: Verdict) -> Verdict:
-    """Add the log-probabilities of the committed tokens, from raw logits."""
-    num_top = judgement.sampling.num_logprobs or 0
+    num_top = judgement.sampling.num_logprobs
+    if num_top is None:
+        return verdict
     rows = logits[judgement.first_row : judgement.first_row + len(verdict.token_ids)]
-    logprobs = torch.log_softmax(rows.float(), dim=-1)
-    chosen = (
-        logprobs.gather(1, torch.tensor(verdict.token_ids, device=logits.device)[:, None]).squeeze(1).tolist()
-    )
-    best = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1)
-    entries = tuple(
-        TokenLogprobs(logprob, tuple(ids), tuple(values))
-        for logprob, ids, values in zip(chosen, best.indices.tolist(), best.values.tolist(), strict=True)
-    )
-    return Verdict(verdict.num_accepted, verdict.token_ids, entries, verdict.num_near_ties)
+    return replace(verdict, logprobs=token_logprobs(rows, verdict.token_ids, num_top))

@@ -18,6 +18,8 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
+from dspark.decoding.logit_adjustments import LogitAdjustments
+
 TokenIds = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
@@ -59,6 +61,8 @@ class SamplingParams:
     acceptance: Acceptance = Acceptance.REJECTION
     # None: no log-probabilities; n >= 0: those of the chosen token and of the n most probable ones.
     num_logprobs: int | None = None
+    # None: logits stay as the target gives them.
+    adjustments: LogitAdjustments | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ class Batch:
                     draft_token_ids=segment.drafts.draft_token_ids if segment.drafts else _NO_DRAFTS,
                     draft_probs=segment.drafts.draft_probs if segment.drafts else (),
                     sampling=segment.held.sampling,
+                    adjuster=segment.held.adjuster,
                 )
             )
             first_row += segment.num_logits

@@ -1,4 +1,9 @@
-"""The heads of a drafter over the hidden states of its blocks: tokens one by one, then confidences."""
+"""The heads of a drafter over the hidden states of its blocks: tokens one by one, then confidences.
+
+Of what a request does to the target's logits, drafts follow temperature, the truncations and the logit bias.
+Penalties and `min_tokens` depend on tokens and lengths that a drafter is not told. To leave them out is as
+lossless and costs acceptance only.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +50,7 @@ class DraftHeads:
         self._bias = make_linear(drafter.markov_head.markov_w2.weight, arena=arena)
         self._confidence_head = drafter.confidence_head
         self._token_map = drafter.d2t if drafter.config.draft_vocab_size else None
+        self._places = _places_of(self._token_map, drafter.config.vocab_size)
         self._native = self._native_markov()
 
     def draft(
@@ -55,7 +61,9 @@ class DraftHeads:
     ) -> tuple[list[DraftBlock], Logits | None]:
         """The blocks of the requests from the hidden states of their slots, and confidence logits [T]."""
         is_greedy = np.array([one.sampling.acceptance is Acceptance.GREEDY for one in requests])
-        drafts = self._tokens(requests, slots, is_greedy, hidden, self._head(hidden))
+        base_logits = self._head(hidden)
+        self._add_biases(requests, slots, base_logits)
+        drafts = self._tokens(requests, slots, is_greedy, hidden, base_logits)
         found = drafts.confidence_logits
         logits = None if found is None else found.numpy()
         confidence = self._confidence(slots, is_greedy, logits)
@@ -72,6 +80,17 @@ class DraftHeads:
             for number, one in enumerate(requests)
         ]
         return blocks, logits
+
+    def _add_biases(self, requests: Sequence[DraftRequest], slots: BlockSlots, base_logits: Tensor) -> None:
+        """Add the logit biases of the requests that have any; tokens that cannot be drafted have no place."""
+        for number, one in enumerate(requests):
+            adjustments = one.sampling.adjustments
+            if adjustments is None or not adjustments.logit_bias:
+                continue
+            token_ids, values = zip(*adjustments.logit_bias, strict=True)
+            places = self._places[torch.tensor(token_ids)]
+            biases = torch.tensor(values, dtype=base_logits.dtype)
+            base_logits[slots.rows(number), places[places >= 0]] += biases[places >= 0]
 
     def _native_markov(self) -> NativeMarkovHead | None:
         embeddings = self._markov.markov_w1.weight.detach()
@@ -156,6 +175,15 @@ class DraftHeads:
             return np.ones_like(logits)
         logits[slots.request, slots.offset] = found
         return self.calibration.apply(logits, is_greedy)
+
+
+def _places_of(token_map: Tensor | None, vocab_size: int) -> Tensor:
+    """Where each token of the target stands in the draft vocabulary, [V] int64; -1: nowhere."""
+    if token_map is None:
+        return torch.arange(vocab_size)
+    places = torch.full((vocab_size,), -1, dtype=torch.int64)
+    places[token_map] = torch.arange(len(token_map))
+    return places
 
 
 def _probs(drafts: _Drafts, rows: slice) -> tuple[SparseProbs, ...]:

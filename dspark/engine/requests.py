@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dspark.decoding.adjustment import LogitAdjuster
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.types import OpenRequest, SamplingParams
 from dspark.engine.pages import PagePool
 from dspark.errors import ContextTooLongError, InvalidRequestError, StaleEpochError
@@ -33,6 +35,7 @@ class HeldRequest:
             number of tokens the request was opened with; afterwards it is `committed_len - 1`.
         prefill_len: tokens the request was opened with.
         pages: in order of position.
+        adjuster: knows the committed tokens where `sampling` has adjustments, else None.
     """
 
     request_id: str
@@ -42,11 +45,18 @@ class HeldRequest:
     prefill_len: int
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)
+    adjuster: LogitAdjuster | None = None
 
     @property
     def committed_len(self) -> int:
         """Tokens whose values are fixed."""
         return len(self.token_ids)
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Append tokens of the output."""
+        self.token_ids.extend(token_ids)
+        if self.adjuster is not None:
+            self.adjuster.commit(token_ids)
 
     @property
     def is_prefilling(self) -> bool:
@@ -73,7 +83,7 @@ class RequestTable:
         """Hold a request; the same or a newer epoch replaces what is held.
 
         Raises:
-            InvalidRequestError: no tokens, or a token the target does not know.
+            InvalidRequestError: no tokens, a token the target does not know, or none that may be chosen.
             ContextTooLongError: more tokens than the context holds.
             StaleEpochError: a higher epoch is open.
         """
@@ -91,6 +101,7 @@ class RequestTable:
             token_ids=list(request.token_ids),
             sampling=request.sampling,
             prefill_len=len(request.token_ids),
+            adjuster=_adjuster_of(request),
         )
 
     def close(self, request_ids: Iterable[str]) -> None:
@@ -129,3 +140,29 @@ class RequestTable:
                 f"token_ids must lie in [0, {self._limits.vocab_size}); use the target's own tokenizer",
                 "token_ids",
             )
+        if request.sampling.adjustments is not None:
+            _check_adjustments(request.sampling.adjustments, self._limits.vocab_size)
+
+
+def _adjuster_of(request: OpenRequest) -> LogitAdjuster | None:
+    adjustments = request.sampling.adjustments
+    if adjustments is None:
+        return None
+    prompt, output = request.token_ids[: request.prompt_len], request.token_ids[request.prompt_len :]
+    return LogitAdjuster(adjustments, prompt, output)
+
+
+def _check_adjustments(adjustments: LogitAdjustments, vocab_size: int) -> None:
+    named = {
+        "logit_bias": [token_id for token_id, _ in adjustments.logit_bias],
+        "ending_token_ids": adjustments.ending_token_ids,
+    }
+    for field_name, token_ids in named.items():
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            raise InvalidRequestError(
+                f"{field_name} must lie in [0, {vocab_size}); use the target's own tokenizer", field_name
+            )
+    if adjustments.min_tokens > 0 and len(set(adjustments.ending_token_ids)) == vocab_size:
+        raise InvalidRequestError(
+            "min_tokens leaves no token to choose, as every one ends the output; leave it out", "min_tokens"
+        )

@@ -68,7 +68,7 @@ class TargetEngine:
         """Hold a request; see `Verifier.open`.
 
         Raises:
-            InvalidRequestError: no tokens, or a token the target does not know.
+            InvalidRequestError: no tokens, a token the target does not know, or none that may be chosen.
             ContextTooLongError: more tokens than the context or all pages hold.
             StaleEpochError: a higher epoch is open.
         """
@@ -191,7 +191,7 @@ def _commit(segment: Segment, verdict: Verdict | None) -> VerifyOutcome:
     if verdict is None:
         held.num_computed = segment.start + segment.num_rows
         return VerifyOutcome(held.request_id, held.epoch, base, VerifyStatus.PREFILLING)
-    held.token_ids.extend(verdict.token_ids)
+    held.commit(verdict.token_ids)
     held.num_computed = held.committed_len - 1
     return VerifyOutcome(
         request_id=held.request_id,

@@ -126,7 +126,7 @@ class ChoiceAssembler:
         self._num_chars += len(piece)
         if piece:
             self._unreleased.append(Segment(piece, is_accepted))
-        scan = self._matcher.push(piece)
+        scan = self._matcher.push(piece, may_end=self._num_tokens > self._plan.min_tokens)
         if scan.matched is not None:
             self.finish_reason, self.stop_reason = "stop", scan.matched
         return scan.text

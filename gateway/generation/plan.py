@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.types import Acceptance, GenerationRequest, SamplingParams, StopParams
 from dspark.errors import ContextTooLongError, InvalidRequestError
 from gateway.backend import ServingInfo
@@ -29,6 +30,12 @@ class ChoicePlan:
     stop_strings: tuple[str, ...] = ()
     include_stop: bool = False
     echo: str = ""
+
+    @property
+    def min_tokens(self) -> int:
+        """Tokens of the output before which nothing ends it."""
+        adjustments = self.request.sampling.adjustments
+        return adjustments.min_tokens if adjustments is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,8 @@ def plan_choices(
     """One plan per prompt and choice; choice `j` of prompt `i` has the index `i * n + j`.
 
     Raises:
-        InvalidRequestError: too many choices, or a token outside the vocabulary.
+        InvalidRequestError: too many choices, a token outside the vocabulary, or more tokens at least than
+            at most.
         ContextTooLongError: a prompt, or a prompt with its output, exceeds the context.
     """
     num_choices = len(prompts) * fields.num_choices
@@ -78,7 +86,7 @@ def plan_choices(
             f"n asks for {num_choices} choices, this server gives at most {limits.max_choices} per request.",
             field="n",
         )
-    sampling = sampling_of(fields, num_logprobs)
+    sampling = replace(sampling_of(fields, num_logprobs), adjustments=adjustments_of(fields, limits))
     plans: list[ChoicePlan] = []
     for prompt in prompts:
         stop = _stop_of(fields, len(prompt.token_ids), limits)
@@ -115,6 +123,31 @@ def sampling_of(fields: GenerationFields, num_logprobs: int | None) -> SamplingP
     )
 
 
+def adjustments_of(fields: GenerationFields, limits: Limits) -> LogitAdjustments | None:
+    """What changes single logits; None where nothing does.
+
+    Raises:
+        InvalidRequestError: a biased token outside the vocabulary.
+    """
+    if fields.logit_bias and fields.logit_bias[-1][0] >= limits.vocab_size:
+        raise InvalidRequestError(
+            f"logit_bias holds {fields.logit_bias[-1][0]}, but the vocabulary ends at"
+            f" {limits.vocab_size - 1}.",
+            field="logit_bias",
+        )
+    # Also under ignore_eos, as in vLLM: the minimum is of tokens that are not the end of the text.
+    ending = limits.eos_token_ids.union(fields.stop_token_ids) if fields.min_tokens else ()
+    adjustments = LogitAdjustments(
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=fields.logit_bias,
+        min_tokens=fields.min_tokens or 0,
+        ending_token_ids=tuple(sorted(ending)),
+    )
+    return adjustments if adjustments != LogitAdjustments() else None
+
+
 def derive_seeds(seed: int, count: int) -> Iterator[int]:
     """Seeds of the choices: the first keeps the request's own, so n=1 gives the first of n=4."""
     yield seed
@@ -146,4 +179,11 @@ def _stop_of(fields: GenerationFields, prompt_len: int, limits: Limits) -> StopP
         )
     if not fields.ignore_eos:
         stop_ids |= limits.eos_token_ids
-    return StopParams(max_new_tokens=room if asked is None else asked, stop_token_ids=stop_ids)
+    most = room if asked is None else asked
+    if (fields.min_tokens or 0) > most:
+        raise InvalidRequestError(
+            f"min_tokens asks for at least {fields.min_tokens} tokens, but at most {most} may come"
+            f"{'' if asked is None else f' by {name}'}; set it to at most {most}.",
+            field="min_tokens",
+        )
+    return StopParams(max_new_tokens=most, stop_token_ids=stop_ids)

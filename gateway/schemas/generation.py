@@ -8,13 +8,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
+from gateway.schemas.logit_bias import LogitBias, as_biases
+
 # Fields that change the output and are not implemented, with the values that leave it alone.
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "logit_bias": (None, {}),
-    "min_tokens": (None, 0),
     "skip_special_tokens": (None, True),
     "prompt_logprobs": (None,),
     "structured_outputs": (None,),
@@ -70,6 +67,23 @@ class GenerationFields(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = Field(None, description="0 and -1 are off.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] | None = Field(
+        None, description="Over 1: fewer tokens that prompt or output hold. Default 1, which is off."
+    )
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        None, description="Subtracted from the logits of tokens that the output holds."
+    )
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        None, description="Subtracted once for each time the output holds the token."
+    )
+    logit_bias: Annotated[LogitBias, BeforeValidator(as_biases)] = Field(
+        (), description="An object of token ids and what is added to their logits, -100 to 100."
+    )
+    min_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="Before so many tokens of output nothing ends it: end-of-text and stop tokens are not"
+        " chosen, and stop strings are left in the text.",
+    )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = Field(
         None, description="With a seed, the output depends on seed, prompt and model only."
     )
@@ -95,11 +109,6 @@ class GenerationFields(BaseModel):
         ),
     )
 
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    logit_bias: Any = None
-    min_tokens: Any = None
     skip_special_tokens: Any = None
     prompt_logprobs: Any = None
     structured_outputs: Any = None

@@ -28,10 +28,13 @@ class StopMatcher:
         self._keep_match = keep_match
         self._held = ""
 
-    def push(self, piece: str) -> StopScan:
-        """Add text; returns what may be shown, holding back any tail that could begin a stop string."""
+    def push(self, piece: str, *, may_end: bool = True) -> StopScan:
+        """Add text; returns what may be shown, holding back any tail that could begin a stop string.
+
+        A stop string that is completed while nothing `may_end` the output stays in the text for good.
+        """
         text = self._held + piece
-        match = self._first_match(text)
+        match = self._first_match(text, len(self._held)) if may_end else None
         if match is not None:
             start, stop = match
             self._held = ""
@@ -45,8 +48,13 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _first_match(self, text: str) -> tuple[int, str] | None:
-        found = [(start + len(s), start, s) for s in self._stops if (start := text.find(s)) >= 0]
+    def _first_match(self, text: str, num_old: int) -> tuple[int, str] | None:
+        """The first stop that ends behind the old characters."""
+        found = [
+            (start + len(s), start, s)
+            for s in self._stops
+            if (start := text.find(s, max(0, num_old - len(s) + 1))) >= 0
+        ]
         if not found:
             return None
         _, start, stop = min(found)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.api.v1 import common_pb2
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.types import Acceptance, FinishReason, SamplingParams, SparseProbs, TokenLogprobs
 from dspark.errors import InvalidRequestError
 
@@ -57,6 +58,18 @@ def sampling_to_pb(sampling: SamplingParams) -> common_pb2.SamplingParams:
         seed=sampling.seed,
         acceptance=_ACCEPTANCE_TO_PB[sampling.acceptance],
         num_logprobs=sampling.num_logprobs,
+        adjustments=None if sampling.adjustments is None else _adjustments_to_pb(sampling.adjustments),
+    )
+
+
+def _adjustments_to_pb(adjustments: LogitAdjustments) -> common_pb2.LogitAdjustments:
+    return common_pb2.LogitAdjustments(
+        repetition_penalty=adjustments.repetition_penalty,
+        presence_penalty=adjustments.presence_penalty,
+        frequency_penalty=adjustments.frequency_penalty,
+        logit_bias=dict(adjustments.logit_bias),
+        min_tokens=adjustments.min_tokens,
+        ending_token_ids=adjustments.ending_token_ids,
     )
 
 
@@ -64,7 +77,7 @@ def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
     """The inverse.
 
     Raises:
-        InvalidRequestError: no acceptance rule is set.
+        InvalidRequestError: no acceptance rule is set, or adjustments without a repetition penalty above 0.
     """
     acceptance = _ACCEPTANCE_FROM_PB.get(message.acceptance)
     if acceptance is None:
@@ -79,6 +92,23 @@ def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
         seed=message.seed,
         acceptance=acceptance,
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        adjustments=_adjustments_from_pb(message.adjustments) if message.HasField("adjustments") else None,
+    )
+
+
+def _adjustments_from_pb(message: common_pb2.LogitAdjustments) -> LogitAdjustments:
+    if not message.repetition_penalty > 0.0:
+        raise InvalidRequestError(
+            f"repetition_penalty is {message.repetition_penalty:g}; send a number above 0, 1 to leave it out",
+            "repetition_penalty",
+        )
+    return LogitAdjustments(
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        min_tokens=message.min_tokens,
+        ending_token_ids=tuple(message.ending_token_ids),
     )
 
 

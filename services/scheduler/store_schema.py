@@ -15,8 +15,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import asdict
 from enum import IntEnum
+from typing import Any
 
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.types import Acceptance, FinishReason, GenerationRequest, SamplingParams, StopParams
 
 
@@ -150,6 +153,7 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
 def params_text(request: GenerationRequest) -> str:
     """Everything but the prompt that another owner needs to go on with the request."""
     sampling, stop = request.sampling, request.stop
+    adjustments = sampling.adjustments
     return json.dumps(
         {
             "temperature": sampling.temperature,
@@ -159,6 +163,7 @@ def params_text(request: GenerationRequest) -> str:
             "seed": sampling.seed,
             "acceptance": sampling.acceptance.value,
             "num_logprobs": sampling.num_logprobs,
+            "adjustments": None if adjustments is None else asdict(adjustments),
             "max_new_tokens": stop.max_new_tokens,
             "stop_token_ids": sorted(stop.stop_token_ids),
         }
@@ -174,10 +179,20 @@ def request_of(request_id: str, params: str | bytes, prompt: Sequence[int]) -> G
     try:
         fields = json.loads(params)
         fields["acceptance"] = Acceptance(fields["acceptance"])
+        fields["adjustments"] = _adjustments_of(fields.get("adjustments"))
         stop = StopParams(fields.pop("max_new_tokens"), frozenset(fields.pop("stop_token_ids")))
         return GenerationRequest(request_id, tuple(prompt), SamplingParams(**fields), stop)
     except (TypeError, KeyError) as error:
         raise ValueError(f"parameters of another version: {error}") from error
+
+
+def _adjustments_of(fields: dict[str, Any] | None) -> LogitAdjustments | None:
+    """Those of a request; an owner of an earlier version stored none."""
+    if fields is None:
+        return None
+    fields["logit_bias"] = tuple((token_id, value) for token_id, value in fields["logit_bias"])
+    fields["ending_token_ids"] = tuple(fields["ending_token_ids"])
+    return LogitAdjustments(**fields)
 
 
 def finish_text(reason: FinishReason | None) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.types import Acceptance, FinishReason, GenerationRequest, SamplingParams, StopParams
 from dspark.errors import ServiceUnavailableError
 from services.scheduler.store_schema import epoch_after, epoch_text, owner_epoch, request_keys
@@ -21,7 +22,10 @@ LATER = owner_epoch(1_800_000_000_001)
 SAMPLED = GenerationRequest(
     "r",
     PROMPT,
-    SamplingParams(0.7, 0.9, 40, 0.05, 2**64 - 1, Acceptance.COUPLED, 3),
+    SamplingParams(
+        *(0.7, 0.9, 40, 0.05, 2**64 - 1, Acceptance.COUPLED, 3),
+        LogitAdjustments(1.1, -0.2, 0.3, ((4, -100.0), (6, 0.1)), 20, (7, 9)),
+    ),
     StopParams(50, frozenset({7, 9})),
 )
 

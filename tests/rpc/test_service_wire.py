@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from dspark.api.v1 import common_pb2, drafter_pb2, scheduler_pb2, verifier_pb2
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.types import (
     Acceptance,
     DraftBlock,
@@ -61,8 +62,25 @@ def token_array(values: list[int]) -> np.ndarray:
     return np.array(values, np.int32)
 
 
+ADJUSTMENTS = st.builds(
+    LogitAdjustments,
+    st.floats(1e-6, 1e6),
+    F64,
+    F64,
+    st.dictionaries(TOKEN, F64, max_size=4).map(lambda biases: tuple(sorted(biases.items()))),
+    U32,
+    TOKENS,
+)
 SAMPLING = st.builds(
-    SamplingParams, F64, F64, U32, F64, U64, st.sampled_from(Acceptance), st.none() | st.integers(0, 20)
+    SamplingParams,
+    F64,
+    F64,
+    U32,
+    F64,
+    U64,
+    st.sampled_from(Acceptance),
+    st.none() | st.integers(0, 20),
+    st.none() | ADJUSTMENTS,
 )
 SPARSE = st.lists(st.tuples(TOKEN, st.floats(2.0**-60, 1, width=32)), min_size=1, max_size=5).map(
     lambda pairs: SparseProbs(
@@ -101,6 +119,14 @@ def over_the_wire(message):
 @given(SAMPLING)
 def test_sampling(sampling: SamplingParams) -> None:
     assert wire.sampling_from_pb(over_the_wire(wire.sampling_to_pb(sampling))) == sampling
+
+
+def test_adjustments_without_a_repetition_penalty_are_refused() -> None:
+    message = wire.sampling_to_pb(SamplingParams(adjustments=LogitAdjustments(min_tokens=1)))
+    message.adjustments.ClearField("repetition_penalty")
+    with pytest.raises(InvalidRequestError, match="above 0") as caught:
+        wire.sampling_from_pb(message)
+    assert caught.value.field == "repetition_penalty"
 
 
 @given(st.builds(DrafterInfo, TEXT, U32, st.lists(U32, max_size=4).map(tuple), U32, U32, COSTS))

@@ -86,13 +86,14 @@ def _judged(
 ) -> Iterator[tuple[float, Prefix]]:
     """Every way in which scheduled drafts may be judged, with its probability (paper §2.1)."""
     alive = 1.0
-    for place, (token_id, support) in enumerate(zip(drafts, supports, strict=False)):
-        target = tables.target_probs(prefix + drafts[:place])
+    *targets, last = tables.block_probs(prefix, drafts)
+    # `supports` may be those of a longer block.
+    for place, (token_id, target, support) in enumerate(zip(drafts, targets, supports, strict=False)):
         draft_prob = float(normalised(support)[support.token_ids.tolist().index(token_id)])
         survives = rule.accept(float(target[token_id]), draft_prob)
         if survives < 1.0:
             for other, prob in enumerate(rule.residual(target, support).tolist()):
                 yield alive * (1.0 - survives) * prob, (*drafts[:place], other)
         alive *= survives
-    for other, prob in enumerate(tables.target_probs(prefix + drafts).tolist()):
+    for other, prob in enumerate(last.tolist()):
         yield alive * prob, (*drafts, other)

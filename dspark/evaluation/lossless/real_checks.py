@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.acceptance import NEAR_TIE_MARGIN
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.sampling import shaped_probs
 from dspark.decoding.types import GenerationRequest
 from dspark.evaluation.generation import Engines, Generation, LocalDecoder
+from dspark.evaluation.lossless.definition import rows_by_definition
 from dspark.evaluation.lossless.statistics import ERROR_RATE, place_in_distribution, uniform_p_value
 from dspark.evaluation.requests import make_requests, sampling_of
 from dspark.evaluation.stock import StockModel
@@ -26,6 +28,8 @@ RESCORING_MARGIN = 4 * NEAR_TIE_MARGIN
 SAMPLING_TEMPERATURE = 0.8
 _POLICY = "fixed"
 _BATCH = 8
+# Every so many prompts are decoded with adjusted logits too: one of each task by default.
+_ADJUSTED_STRIDE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,21 @@ class RealPair:
             self.prompts, self.max_new_tokens, eos, temperature=temperature, seed=seed, is_coupled=is_coupled
         )
 
+    def adjusted_requests(self) -> list[GenerationRequest]:
+        """One greedy request per prompt with everything that changes single logits."""
+        adjustments = LogitAdjustments(
+            repetition_penalty=1.1,
+            presence_penalty=0.3,
+            frequency_penalty=0.2,
+            logit_bias=_biases_of(self.prompts),
+            min_tokens=self.max_new_tokens // 2,
+            ending_token_ids=self.engines.target.info.eos_token_ids,
+        )
+        return [
+            replace(one, sampling=replace(one.sampling, adjustments=adjustments))
+            for one in self.requests(0.0)
+        ]
+
     async def decode(self, requests: Sequence[GenerationRequest], policy: str) -> list[Generation]:
         """Decode in batches of eight."""
         outputs: list[Generation] = []
@@ -77,17 +96,24 @@ class RealPair:
 
 
 async def greedy_checks(pair: RealPair) -> list[Check]:
-    """Greedy outputs: right by the stock model, and the same without drafts."""
-    requests = pair.requests(0.0)
+    """Greedy outputs: right by the stock model, and the same without drafts; then with adjusted logits."""
+    some = replace(pair, prompts=pair.prompts[::_ADJUSTED_STRIDE])
+    return [
+        *await _greedy_checks(pair, pair.requests(0.0), "greedy"),
+        *await _greedy_checks(some, some.adjusted_requests(), "adjusted greedy"),
+    ]
+
+
+async def _greedy_checks(pair: RealPair, requests: Sequence[GenerationRequest], name: str) -> list[Check]:
     drafted = await pair.decode(requests, _POLICY)
     plain = await pair.decode_alone(requests, "off")
-    scored = rescore(pair, drafted)
+    scored = rescore(pair, requests, drafted)
     found = f"{scored.num_near_ties} near-ties in {scored.num_tokens} tokens, worst gap {scored.worst:.2g}"
     if scored.outside:
         found += f", outside: {', '.join(scored.outside)}"
     wanted = f"argmax, or within {RESCORING_MARGIN:g} of it"
-    rescored = Check("greedy tokens re-scored by transformers", found, wanted, not scored.outside)
-    return [rescored, _same_text("greedy text without and with drafts", pair, plain, drafted)]
+    rescored = Check(f"{name} tokens re-scored by transformers", found, wanted, not scored.outside)
+    return [rescored, _same_text(f"{name} text without and with drafts", pair, plain, drafted)]
 
 
 async def coupled_checks(pair: RealPair) -> list[Check]:
@@ -129,12 +155,18 @@ def _fillers(pair: RealPair, num_requests: int) -> list[GenerationRequest]:
     return [replace(one, request_id=f"filler-{number}") for number, one in enumerate(candidates[:missing])]
 
 
-def rescore(pair: RealPair, outputs: Sequence[Generation]) -> Rescored:
+def _biases_of(prompts: Sequence[TaskPrompt]) -> tuple[tuple[int, float], ...]:
+    """Biases up and down on tokens that the prompts hold, and so are likely to matter."""
+    token_ids = sorted({token_id for prompt in prompts for token_id in prompt.token_ids})[::7]
+    return tuple((token_id, 1.0 if place % 2 else -2.0) for place, token_id in enumerate(token_ids))
+
+
+def rescore(pair: RealPair, requests: Sequence[GenerationRequest], outputs: Sequence[Generation]) -> Rescored:
     """Compare each greedy token with the stock model's best."""
     num_tokens = num_near_ties = 0
     worst, outside = 0.0, []
-    for prompt, output in zip(pair.prompts, outputs, strict=True):
-        gaps = greedy_gaps(pair.stock, prompt.token_ids, output.token_ids)
+    for prompt, request, output in zip(pair.prompts, requests, outputs, strict=True):
+        gaps = greedy_gaps(pair.stock, request, output.token_ids)
         num_tokens += len(gaps)
         num_near_ties += int(((gaps > 0) & (gaps <= RESCORING_MARGIN)).sum())
         worst = max(worst, float(gaps.max(initial=0.0)))
@@ -143,12 +175,16 @@ def rescore(pair: RealPair, outputs: Sequence[Generation]) -> Rescored:
     return Rescored(num_tokens, num_near_ties, worst, tuple(outside))
 
 
-def greedy_gaps(stock: StockModel, prompt: Sequence[int], output: Sequence[int]) -> npt.NDArray[np.float64]:
-    """How far each token's logit lies below the best, relative to the best, [T]."""
+def greedy_gaps(
+    stock: StockModel, request: GenerationRequest, output: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """How far each token lies below the best one, relative to the greatest logit of the model, [T]."""
+    prompt = request.prompt_token_ids
     logits = stock.score((*prompt, *output), len(prompt))
-    chosen = logits[torch.arange(len(output)), torch.tensor(list(output))]
-    best = logits.amax(-1)
-    gaps: npt.NDArray[np.float64] = ((best - chosen) / best.abs()).numpy()
+    adjusted = rows_by_definition(logits, request.sampling.adjustments, prompt, output)
+    chosen = adjusted[torch.arange(len(output)), torch.tensor(list(output))]
+    # Rounding is relative to what the model computed, not to what adjustments made of it.
+    gaps: npt.NDArray[np.float64] = ((adjusted.amax(-1) - chosen) / logits.amax(-1).abs()).numpy()
     return gaps
 
 

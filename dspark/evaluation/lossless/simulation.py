@@ -58,7 +58,14 @@ def _verify(tables: Tables, policy: Policy, requests: Sequence[_Request]) -> Non
         length = policy(tables.confidences(one.output, one.drafts))
         kept = np.array(one.drafts[:length], dtype=np.int32)
         judgements.append(
-            Judgement(len(rows), len(one.output), kept, tuple(one.supports[:length]), one.sampling)
+            Judgement(
+                len(rows),
+                len(one.output),
+                kept,
+                tuple(one.supports[:length]),
+                one.sampling,
+                tables.adjuster(one.output),
+            )
         )
         rows += [tables.target_logits(one.output + one.drafts[:place]) for place in range(length + 1)]
     for one, verdict in zip(requests, accept_batch(torch.stack(rows), judgements), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.types import Acceptance, SamplingParams
 from dspark.evaluation.lossless.enumeration import (
     PRODUCTION,
@@ -30,6 +31,22 @@ from dspark.evaluation.verdict import Check
 
 # float64 sums of some thousand terms.
 EXACT = 1e-12
+# Everything that changes single logits at once.
+_ADJUSTED = SamplingParams(
+    temperature=0.8,
+    top_k=3,
+    min_p=0.05,
+    adjustments=LogitAdjustments(1.3, -0.4, 0.6, ((1, 0.8),), min_tokens=2, ending_token_ids=(3,)),
+)
+# That, and each alone. Policies see nothing of them, so two policies will do.
+_ADJUSTED_EACH = (
+    _ADJUSTED,
+    SamplingParams(adjustments=LogitAdjustments(repetition_penalty=1.6)),
+    SamplingParams(adjustments=LogitAdjustments(presence_penalty=0.9)),
+    SamplingParams(adjustments=LogitAdjustments(frequency_penalty=0.7)),
+    SamplingParams(adjustments=LogitAdjustments(logit_bias=((0, 1.5), (2, -100.0)))),
+    SamplingParams(adjustments=LogitAdjustments(min_tokens=2, ending_token_ids=(1, 3))),
+)
 _SAMPLINGS = (
     SamplingParams(),
     SamplingParams(temperature=0.7, top_p=0.9),
@@ -76,6 +93,10 @@ def _enumerate_all() -> Check:
         gaps += [
             enumeration_gap(tables, policy, _NUM_TOKENS) for policy in shipped_policies(tables.gamma).values()
         ]
+    for sampling in _ADJUSTED_EACH:
+        tables = random_tables(_TABLE_SEED, sampling)
+        for policy in (fixed(tables.gamma), early_stop(APPENDIX_A_CURVE)):
+            gaps.append(enumeration_gap(tables, policy, _NUM_TOKENS))
     found = f"largest gap {max(gaps):.1e} in {len(gaps)} cases"
     return Check("tables: distribution by enumeration", found, f"<= {EXACT:g}", max(gaps) <= EXACT)
 
@@ -86,6 +107,10 @@ def _sample_all(acceptance: Acceptance, num_samples: int) -> Check:
         tables = random_tables(_TABLE_SEED, sampling)
         for policy in (fixed(0), fixed(tables.gamma), early_stop(APPENDIX_A_CURVE), threshold(0.5)):
             p_values.append(sampling_p_value(tables, policy, _NUM_TOKENS, num_samples, acceptance))
+    tables = random_tables(_TABLE_SEED, _ADJUSTED)
+    # Enough for these tables, and each costs more than one of the others.
+    num_adjusted = num_samples // 2
+    p_values.append(sampling_p_value(tables, fixed(tables.gamma), _NUM_TOKENS, num_adjusted, acceptance))
     smallest = min(p_values)
     # Several tests share the error rate.
     bound = ERROR_RATE / len(p_values)
@@ -95,14 +120,17 @@ def _sample_all(acceptance: Acceptance, num_samples: int) -> Check:
 
 
 def _coupled_is_pure(num_samples: int) -> Check:
-    tables = random_tables(_TABLE_SEED, SamplingParams())
-    num_tokens, seeds = 8, range(num_samples // 8)
-    plain = sample_outputs(tables, fixed(0), num_tokens, seeds, Acceptance.COUPLED)
-    drafted = sample_outputs(tables, fixed(tables.gamma), num_tokens, seeds, Acceptance.COUPLED)
-    num_same = sum(one == other for one, other in zip(plain, drafted, strict=True))
-    found = f"{num_same} of {len(plain)} outputs"
+    num_tokens, seeds = 8, range(num_samples // 16)
+    num_same = num_outputs = 0
+    for sampling in (SamplingParams(), _ADJUSTED):
+        tables = random_tables(_TABLE_SEED, sampling)
+        plain = sample_outputs(tables, fixed(0), num_tokens, seeds, Acceptance.COUPLED)
+        drafted = sample_outputs(tables, fixed(tables.gamma), num_tokens, seeds, Acceptance.COUPLED)
+        num_same += sum(one == other for one, other in zip(plain, drafted, strict=True))
+        num_outputs += len(plain)
+    found = f"{num_same} of {num_outputs} outputs"
     return Check(
-        "tables: coupled output without and with drafts", found, "all the same", num_same == len(plain)
+        "tables: coupled output without and with drafts", found, "all the same", num_same == num_outputs
     )
 
 

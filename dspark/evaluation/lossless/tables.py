@@ -1,4 +1,7 @@
-"""Target and drafter so small that every output can be enumerated: tables over the last two tokens."""
+"""Target and drafter so small that every output can be enumerated: tables over the last two tokens.
+
+The prompt is empty: an output begins where the sequence does.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dspark.decoding.adjustment import LogitAdjuster, adjust_blocks
 from dspark.decoding.drafting import draft_tokens
 from dspark.decoding.sampling import shaped_probs
 from dspark.decoding.types import SamplingParams, SparseProbs
+from dspark.evaluation.lossless.definition import adjusted_by_definition
 
 Prefix = tuple[int, ...]
 # Logits after a prefix, [V] for the target and [Vd] for the drafter.
@@ -43,8 +48,36 @@ class Tables:
 
     @cached_property
     def target_probs(self) -> Callable[[Prefix], Tensor]:
-        """The shaped target distribution after a prefix, float64 [V]."""
-        return cache(lambda prefix: shaped_probs(self.target_logits(prefix), self.sampling))
+        """The target distribution of plain decoding after a prefix, by its definition, float64 [V]."""
+
+        def probs(prefix: Prefix) -> Tensor:
+            logits = self.target_logits(prefix)
+            adjusted = adjusted_by_definition(logits, self.sampling.adjustments, (), prefix)
+            return shaped_probs(adjusted, self.sampling)
+
+        return cache(probs)
+
+    @cached_property
+    def block_probs(self) -> Callable[[Prefix, Prefix], Tensor]:
+        """The distributions of the rows of a block, shaped as one by production, float64 [k + 1, V]."""
+
+        def probs(prefix: Prefix, drafts: Prefix) -> Tensor:
+            logits = torch.stack([self.target_logits(prefix + drafts[:k]) for k in range(len(drafts) + 1)])
+            adjuster = self.adjuster(prefix)
+            if adjuster is not None:
+                adjust_blocks(logits, [(adjuster, drafts)])
+            return shaped_probs(logits, self.sampling)
+
+        return cache(probs)
+
+    def adjuster(self, output: Prefix) -> LogitAdjuster | None:
+        """Production's adjuster after an output, None where nothing is adjusted."""
+        adjustments = self.sampling.adjustments
+        if adjustments is None:
+            return None
+        adjuster = LogitAdjuster(adjustments, (), output[:1])
+        adjuster.commit(output[1:])
+        return adjuster
 
     @cached_property
     def draft_probs(self) -> Callable[[Prefix], SparseProbs]:

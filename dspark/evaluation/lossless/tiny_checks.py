@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.sampling import shaped_probs
-from dspark.decoding.types import GenerationRequest, StopParams
+from dspark.decoding.types import GenerationRequest, SamplingParams, StopParams
 from dspark.evaluation.generation import Engines, LocalDecoder
+from dspark.evaluation.lossless.definition import rows_by_definition
 from dspark.evaluation.lossless.statistics import ERROR_RATE, sequences_p_value
 from dspark.evaluation.lossless.tiny import VOCAB_SIZE, load_tiny_engines
 from dspark.evaluation.requests import sampling_of
@@ -27,8 +30,20 @@ _TEMPERATURE = 1.0
 # Tokens of an output whose distribution is compared; the output goes on, so that whole blocks are drafted.
 _NUM_COMPARED, _NUM_SAMPLED = 3, 8
 _PROMPT = (1, 3, 0, 2)
+# Everything that changes single logits, for a vocabulary of five tokens.
+_ADJUSTMENTS = LogitAdjustments(
+    repetition_penalty=1.3,
+    presence_penalty=-0.4,
+    frequency_penalty=0.2,
+    logit_bias=((1, 0.7), (3, -0.5)),
+    min_tokens=2,
+    ending_token_ids=(4,),
+)
 # Of a random drafter, whose confidences are spread around one half.
 _THRESHOLD = 0.4
+
+# One adjusted output for so many plain ones.
+_ADJUSTED_SHARE = 3
 
 
 class ChangingPlanner(FreePlanner):
@@ -62,13 +77,19 @@ def tiny_checks(directory: Path, *, num_prompts: int, num_samples: int) -> Itera
         directory: where the models are written.
         num_prompts: prompts, or seeds, whose outputs are compared token by token.
         num_samples: outputs of the sampling check.
+
+    With adjusted logits it is a third of both.
     """
     engines = load_tiny_engines(directory)
     try:
-        for temperature, name in ((0.0, "greedy"), (1.0, "coupled")):
-            requests = _requests(num_prompts, temperature)
-            yield asyncio.run(_same_tokens(engines, requests, name))
-        yield asyncio.run(_same_distribution(engines, directory / "target", num_samples))
+        for adjustments, kind, share in ((None, "", 1), (_ADJUSTMENTS, "adjusted ", _ADJUSTED_SHARE)):
+            for temperature, name in ((0.0, "greedy"), (1.0, "coupled")):
+                requests = _requests(num_prompts // share, temperature, adjustments)
+                yield asyncio.run(_same_tokens(engines, requests, kind + name))
+            sampling = replace(sampling_of(_TEMPERATURE, 0), adjustments=adjustments)
+            name = f"tiny models: {kind}distribution by chi-square, rejection"
+            stock = StockModel(directory / "target", "float64")
+            yield asyncio.run(_same_distribution(name, engines, stock, sampling, num_samples // share))
     finally:
         engines.worker.shutdown()
 
@@ -87,32 +108,28 @@ async def _same_tokens(engines: Engines, requests: Sequence[GenerationRequest], 
     return Check(f"tiny models: {name} output without and with drafts", found, "all the same", is_met)
 
 
-async def _same_distribution(engines: Engines, target: Path, num_samples: int) -> Check:
+async def _same_distribution(
+    name: str, engines: Engines, stock: StockModel, sampling: SamplingParams, num_samples: int
+) -> Check:
     stop = StopParams(_NUM_SAMPLED)
     requests = [
-        GenerationRequest(str(seed), _PROMPT, sampling_of(_TEMPERATURE, seed), stop)
+        GenerationRequest(str(seed), _PROMPT, replace(sampling, seed=seed), stop)
         for seed in range(num_samples)
     ]
     outputs = await _decode(engines, _planners(engines)[0], requests)
     p_value = sequences_p_value(
-        (token_ids[:_NUM_COMPARED] for token_ids, _ in outputs),
-        exact_distribution(StockModel(target, "float64")),
+        (token_ids[:_NUM_COMPARED] for token_ids, _ in outputs), exact_distribution(stock, sampling)
     )
     found = f"p {p_value:.2g}, {sum(accepted for _, accepted in outputs)} drafts accepted"
-    return Check(
-        "tiny models: distribution by chi-square, rejection",
-        found,
-        f">= {ERROR_RATE:.1g}",
-        p_value >= ERROR_RATE,
-    )
+    return Check(name, found, f">= {ERROR_RATE:.1g}", p_value >= ERROR_RATE)
 
 
-def exact_distribution(model: StockModel) -> dict[tuple[int, ...], float]:
+def exact_distribution(model: StockModel, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
     """Distribution of the first tokens after the prompt, by the stock model's teacher forcing."""
     distribution = {}
     for sequence in product(range(VOCAB_SIZE), repeat=_NUM_COMPARED):
         logits = model.score((*_PROMPT, *sequence), len(_PROMPT))
-        probs = shaped_probs(logits, sampling_of(_TEMPERATURE, 0))
+        probs = shaped_probs(rows_by_definition(logits, sampling.adjustments, _PROMPT, sequence), sampling)
         distribution[sequence] = float(np.prod([probs[k, token_id] for k, token_id in enumerate(sequence)]))
     return distribution
 
@@ -124,14 +141,16 @@ def _planners(engines: Engines) -> list[Planner]:
     return [planner_of("fixed", fixed_len=gamma), ChangingPlanner(gamma), *shipped]
 
 
-def _requests(count: int, temperature: float) -> list[GenerationRequest]:
+def _requests(
+    count: int, temperature: float, adjustments: LogitAdjustments | None
+) -> list[GenerationRequest]:
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(0, VOCAB_SIZE, rng.integers(2, 12)).tolist()) for _ in range(count)]
     return [
         GenerationRequest(
             str(number),
             prompt,
-            sampling_of(temperature, 1000 + number, is_coupled=True),
+            replace(sampling_of(temperature, 1000 + number, is_coupled=True), adjustments=adjustments),
             StopParams(_NUM_TOKENS),
         )
         for number, prompt in enumerate(prompts)

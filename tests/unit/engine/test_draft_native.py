@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, FeatureBatch, SamplingParams
 from dspark.engine.block_slots import BlockSlots
 from dspark.engine.draft import DraftEngine
@@ -111,3 +112,24 @@ def test_greedy_and_sampled_requests_side_by_side_get_the_drafts_they_get_alone(
             np.testing.assert_array_equal(probs.token_ids, same.token_ids)
             np.testing.assert_array_equal(probs.probs, same.probs)
     assert [len(block.probs) for block in mixed] == [4, 0, 2, 0]
+
+
+def biased(sampling: SamplingParams, *biases: tuple[int, float]) -> SamplingParams:
+    return replace(sampling, adjustments=LogitAdjustments(logit_bias=biases))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_logit_bias_acts_on_the_drafts_of_its_request_alone(
+    cache_dir: Path, sampling: SamplingParams
+) -> None:
+    free = [request(20 + n, name=str(n), max_drafts=3, sampling=sampling) for n in range(3)]
+    (_, plain, _) = unbiased = blocks_of(cache_dir, free, is_native=True)
+    first = int(plain.token_ids[0])
+    # Token 2 is not in the draft vocabulary.
+    asked = [free[0], replace(free[1], sampling=biased(sampling, (2, 100.0), (first, -100.0))), free[2]]
+    blocks = blocks_of(cache_dir, asked, is_native=True)
+    assert first not in blocks[1].token_ids
+    for one, same in ((blocks[0], unbiased[0]), (blocks[2], unbiased[2])):
+        assert list(one.token_ids) == list(same.token_ids)
+    asked[1] = replace(free[1], sampling=biased(sampling, (40, 100.0)))
+    assert set(blocks_of(cache_dir, asked, is_native=True)[1].token_ids.tolist()) == {40}

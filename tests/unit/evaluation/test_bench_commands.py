@@ -50,6 +50,8 @@ def test_a_temperature_must_be_a_number_of_at_least_zero(value, capsys):
     assert "is not a number of at least 0" in capsys.readouterr().err
 
 
+# Most of a minute on a core of its own.
+@pytest.mark.timeout(240)
 def test_the_tiny_half_of_lossless_runs_and_its_verdict_is_the_exit_code(tmp_path, capsys):
     path = tmp_path / "lossless.json"
     assert main(["bench", "lossless", "--tiny-only", "--samples", "1000", "--json", str(path)]) == 0

@@ -58,11 +58,31 @@ JSON = {"content-type": "application/json"}
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"frequency_penalty": -1}, "frequency_penalty"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"min_tokens": 5}, "min_tokens"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"logit_bias": {"5": True}}, "logit_bias"),
+        ({"logit_bias": {"5": None}}, "logit_bias"),
+        ({"logit_bias": {"5": 100.5}}, "logit_bias"),
+        ({"logit_bias": {"5": 10**400}}, "logit_bias"),
+        ({"logit_bias": {"5": float("nan")}}, "logit_bias"),
+        ({"logit_bias": {"259": 1}}, "logit_bias"),
+        ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"presence_penalty": "1"}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": -1}, "repetition_penalty"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 1.5}, "min_tokens"),
+        ({"min_tokens": True}, "min_tokens"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"min_tokens": 4096}, "min_tokens"),
         ({"continue_final_message": True}, "continue_final_message"),
     ],
 )
@@ -77,6 +97,28 @@ async def test_a_wrong_or_unsupported_chat_field_is_named(fields: dict[str, Any]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert param in error["message"]
     assert backend.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "mend"),
+    [
+        ({"logit_bias": {"cat": 1}}, 'use whole numbers such as "1234"'),
+        ({"logit_bias": {"7": 101}}, "the bias of token 7 must be a number from -100 to 100"),
+        ({"logit_bias": 5}, 'an object of token ids and biases, such as {"1234": -100}'),
+        ({"logit_bias": {"300": 1}}, "the vocabulary ends at 258"),
+        ({"presence_penalty": 3}, "less than or equal to 2"),
+        ({"frequency_penalty": -3}, "greater than or equal to -2"),
+        ({"repetition_penalty": 0}, "greater than or equal to 0.000001"),
+        ({"min_tokens": 6, "max_tokens": 5}, "by max_tokens; set it to at most 5"),
+        ({"min_tokens": 4096}, "set it to at most 2027"),
+    ],
+)
+async def test_a_parameter_out_of_its_range_is_answered_with_the_mend(
+    fields: dict[str, Any], mend: str
+) -> None:
+    response = await ask(FakeBackend(says("never")), **fields)
+    assert response.status_code == 400
+    assert mend in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

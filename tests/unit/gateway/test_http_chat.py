@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.types import Acceptance, FinishReason, GenerationRequest, TokenDelta
 from tests.unit.gateway.gateway_fakes import EOS, FakeBackend, deltas, says
 from tests.unit.gateway.http_client import HELLO, ask, content_of, events_of
@@ -130,6 +131,52 @@ async def test_sampling_fields_reach_the_scheduler() -> None:
     sampling, stop = backend.requests[0].sampling, backend.requests[0].stop
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.1)
     assert stop.stop_token_ids == {65, EOS}
+
+
+async def test_penalties_bias_and_minimum_reach_the_scheduler() -> None:
+    backend = FakeBackend(says("Hello"))
+    await ask(
+        backend,
+        repetition_penalty=1.2,
+        presence_penalty=-0.5,
+        frequency_penalty=2,
+        logit_bias={"70": -100, "9": 0.5},
+        min_tokens=3,
+        stop_token_ids=[65],
+        n=2,
+    )
+    expected = LogitAdjustments(1.2, -0.5, 2.0, ((9, 0.5), (70, -100.0)), 3, (65, EOS))
+    assert [request.sampling.adjustments for request in backend.requests] == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "min_tokens": 0},
+        {"repetition_penalty": None, "presence_penalty": None, "logit_bias": None, "min_tokens": None},
+        {"logit_bias": {}, "stop_token_ids": [65]},
+    ],
+)
+async def test_neutral_values_leave_the_logits_alone(fields: dict[str, Any]) -> None:
+    backend = FakeBackend(says("Hello"))
+    assert (await ask(backend, **fields)).status_code == 200
+    assert backend.requests[0].sampling.adjustments is None
+
+
+async def test_the_minimum_holds_for_the_end_of_text_where_that_is_ignored_too() -> None:
+    backend = FakeBackend(says("Hello"))
+    await ask(backend, min_tokens=2, ignore_eos=True)
+    adjustments = backend.requests[0].sampling.adjustments
+    assert adjustments is not None
+    assert adjustments.ending_token_ids == (EOS,)
+
+
+async def test_a_stop_string_before_the_minimum_is_text_and_a_later_one_ends_the_answer() -> None:
+    backend = FakeBackend(says("a.b.c.d", 1, 1, 1, 1, 1, 1, 1))
+    response = (await ask(backend, stop=".", min_tokens=4)).json()
+    assert response["choices"][0]["message"]["content"] == "a.b.c"
+    assert response["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_top_k_of_minus_one_is_off() -> None:

@@ -126,6 +126,24 @@ def test_the_stop_that_completes_first_wins_and_of_two_the_longer_one() -> None:
     assert StopMatcher(["bc", "abc"]).push("xabc").text == "x"
 
 
+def test_a_stop_completed_before_it_may_end_the_text_is_passed_over_for_good() -> None:
+    matcher = StopMatcher(["ab", "abcd"])
+    assert matcher.push("xab", may_end=False).text == "x"
+    # The short one is over; the long one, which began with it, may still come.
+    scan = matcher.push("cd")
+    assert (scan.text, scan.matched) == ("", "abcd")
+    matcher = StopMatcher(["ab", "abcd"])
+    matcher.push("xab", may_end=False)
+    assert matcher.push("cx").text == "abcx"
+    assert matcher.push("ab").matched == "ab"
+
+
+def test_a_stop_that_began_early_ends_the_text_where_it_is_completed() -> None:
+    matcher = StopMatcher(["ab"])
+    assert matcher.push("xa", may_end=False).text == "x"
+    assert matcher.push("b").matched == "ab"
+
+
 def test_an_overlapping_beginning_of_a_stop_stays_held() -> None:
     matcher = StopMatcher(["aab"])
     assert [matcher.push(c).text for c in "aaaab"] == ["", "", "a", "a", ""]
