@@ -11,6 +11,7 @@ _BENCHES = (
     "dspark.cli.bench_lossless",
     "dspark.cli.bench_overhead",
     "dspark.cli.bench_scheduler",
+    "dspark.cli.bench_pareto",
 )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 
@@ -40,3 +41,8 @@ def at_most(name: str, value: float, bound: float) -> Check:
 def all_met(checks: Iterable[Check]) -> bool:
     """Whether every check held."""
     return all(check.is_met for check in checks)
+
+
+def largest_rise(values: Sequence[float]) -> float:
+    """How far a value lies above the lowest before it, at most; 0 where none does."""
+    return max(value - lowest for value, lowest in zip(values, accumulate(values, min), strict=True))

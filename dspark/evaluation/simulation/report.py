@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping
 
 from dspark.evaluation.simulation.figures import LoadFigures
 from dspark.evaluation.simulation.runner import MTP_1
-from dspark.evaluation.verdict import Check, at_least, at_most
+from dspark.evaluation.verdict import Check, at_least, at_most, largest_rise
 
 # Those that weigh what drafts may bring against what a step costs.
 SCHEDULED = ("early-stop", "barrier", "retrospective")
@@ -57,11 +56,6 @@ def checks_of(study: Study) -> list[Check]:
             rise = largest_rise([by_policy[policy].mean_verified for by_policy in by_load])
             checks.append(at_most(f"{policy}: rise of verified with load", rise, MOST_RISE_OF_VERIFIED))
     return checks
-
-
-def largest_rise(values: Sequence[float]) -> float:
-    """How far a value lies above the lowest before it, at most; 0 where none does."""
-    return max(value - lowest for value, lowest in zip(values, accumulate(values, min), strict=True))
 
 
 def _scheduled(by_policy: Mapping[str, LoadFigures]) -> list[str]:

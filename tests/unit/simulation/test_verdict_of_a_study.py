@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dspark.evaluation.simulation.figures import LoadFigures
-from dspark.evaluation.simulation.report import checks_of, largest_rise, ratios_of
+from dspark.evaluation.simulation.report import checks_of, ratios_of
+from dspark.evaluation.verdict import largest_rise
 
 FIGURES = LoadFigures(100.0, 10.0, {}, {}, 3.0, 4.0, 4.0, 0.5, 10.0, 5, 1000.0)
 
