@@ -45,11 +45,8 @@ inline void put_value(float* page, int D, int offset, const float* value) {
   std::memcpy(page + value_index<float>(D, 0, offset), value, D * sizeof(float));
 }
 inline void put_value(BFloat16* page, int D, int offset, const BFloat16* value) {
-  // Its neighbour's halves of the words stay as they are.
-  uint32_t* words = (uint32_t*)(page + offset / 2 * 2 * D);
-  const int shift = offset % 2 * 16;
-  const uint32_t neighbour = 0xffff0000u >> shift;
-  for (int d = 0; d < D; d++) words[d] = (words[d] & neighbour) | (uint32_t)value[d].bits << shift;
+  // Number by number: another thread may be writing the neighbour, the other half of each word.
+  for (int d = 0; d < D; d++) page[value_index<BFloat16>(D, d, offset)] = value[d];
 }
 
 // One of the two numbers of each word, a register of them; a bfloat16 is the upper half of a float.

@@ -151,6 +151,26 @@ def test_a_row_does_not_depend_on_the_number_of_threads(cache_dir: Path, dtype: 
 
 
 @DTYPES
+def test_threads_that_write_neighbouring_rows_lose_nothing(cache_dir: Path, dtype: torch.dtype) -> None:
+    # From an odd position on, pieces of 16 rows begin with a number that shares a word with the one before.
+    rig = make_rig(cache_dir, dtype)
+    _, layout = causal_layout([Span(1, 200, list(range(13)))], 16)
+    _, key, value = rig.rows(layout.slots.shape[0])
+    num_threads, written = torch.get_num_threads(), []
+    try:
+        for count in (1, *[max(2, num_threads)] * 400):
+            torch.set_num_threads(count)
+            rig.fast.keys[0].zero_()
+            rig.fast.values[0].zero_()
+            write_pages(rig.fast, 0, key, value, layout)
+            written.append((rig.fast.keys[0].clone(), rig.fast.values[0].clone()))
+    finally:
+        torch.set_num_threads(num_threads)
+    alone = written[0]
+    assert all(torch.equal(pages, own) for both in written for pages, own in zip(both, alone, strict=True))
+
+
+@DTYPES
 def test_rows_may_see_keys_behind_them(cache_dir: Path, dtype: torch.dtype) -> None:
     rig = make_rig(cache_dir, dtype)
     span = Span(0, 9, [8])
