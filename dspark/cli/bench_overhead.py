@@ -96,6 +96,7 @@ async def _measure(args: argparse.Namespace, models: Models) -> Report:
     from dspark.cli.bench_served import served
     from dspark.evaluation.generation import EnginePlan, LocalDecoder, load_engines
     from dspark.evaluation.speed import LoopSystem, in_groups, measure
+    from dspark.rounds.local import EngineWorker
 
     policy = "off" if models.drafter is None else "early-stop"
     threads = torch.get_num_threads()
@@ -104,8 +105,10 @@ async def _measure(args: argparse.Namespace, models: Models) -> Report:
     groups = in_groups(prompts, args.streams)
     async with served(models, policy=policy, threads=threads, pool_tokens=pool_tokens) as client:
         progress("loading the engines of this process")
+        # In a thread of their own, as a server's must be: its loop takes requests meanwhile.
         engines = load_engines(
-            EnginePlan(models.target, models.drafter, pool_tokens=pool_tokens, cache_dir=default_cache_dir())
+            EnginePlan(models.target, models.drafter, pool_tokens=pool_tokens, cache_dir=default_cache_dir()),
+            EngineWorker("engines"),
         )
         info = engines.target.info
         async with LocalDecoder(engines, policy=policy) as decoder:
