@@ -11,6 +11,7 @@ from dspark.rounds.request import LiveRequest, Phase
 from dspark.rounds.service_time import ServiceTime
 from dspark.rounds.target_link import TargetLink
 from dspark.rounds.waiting import WaitingQueue
+from dspark.scheduling.weights import standing
 
 
 class Roster:
@@ -77,13 +78,15 @@ class Roster:
         self.waiting.put(live)
 
     def preempt(self) -> None:
-        """Have the youngest open request give way."""
-        self.requeue(self.open[-1])
+        """Have one open request give way: of the lowest standing the youngest."""
+        last = max(self._open.values(), key=_order_of_giving_way)
+        last.num_times_given_way += 1
+        self.requeue(last)
         self.is_short_of_pages = True
 
     def commit(self, live: LiveRequest, delta: TokenDelta) -> None:
         """Append tokens to the output, record them and hand them out; ends the request where they do."""
-        live.output.extend(delta.token_ids)
+        live.commit(delta.token_ids, self._clock.now())
         if self._store is not None and delta.token_ids:
             self._store.commit(live.request_id, live.epoch, delta.start, delta.token_ids)
         if delta.finish_reason is not None:
@@ -146,3 +149,7 @@ class Roster:
         self._link.release(live.request_id)
         self._drafts.release(live.request_id)
         self.is_short_of_pages = False
+
+
+def _order_of_giving_way(live: LiveRequest) -> tuple[int, int]:
+    return standing(live.request.service.tier, live.num_times_given_way), live.arrival
