@@ -269,7 +269,7 @@ class GenerationRequest:
     sampling: SamplingParams
     stop: StopParams
     # when it is served, and how fast; never what comes out
-    service: Service = Service()
+    service: Service = field(default_factory=Service)
 
 
 @dataclass(frozen=True, slots=True)

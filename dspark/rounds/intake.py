@@ -88,8 +88,8 @@ class Intake:
     def _take_over(self, stored: StoredRequest, received: Sequence[int]) -> RequestStream:
         """Queue what is left of a request, after handing out what its caller has missed.
 
-        The queue's bound is not for it: it was admitted once. Its deadline and its promised speed count from now
-        on, as the clock of the lost scheduler is not known.
+        The queue's bound is not for it: it was admitted once. Its deadline and its promised speed count from
+        now on, as the clock of the lost scheduler is not known.
         """
         live = self._live(stored.request, stored.epoch)
         output, reason = cut_at_stop(output_after_loss(stored, received), 0, live.stop)

@@ -60,7 +60,8 @@ class LiveRequest:
     # clock time at which it was opened first
     opened_s: float | None = None
     output: list[int] = field(default_factory=list)
-    # clock time of the first token committed here, and the length of the output with it: its speed counts from there
+    # clock time of the first tokens committed here, and the length of the output with them: its speed counts
+    # from there
     first_token_s: float | None = None
     first_output_len: int = 0
     # committed tokens the verifier has yet to compute, while PREFILLING

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from dspark.decoding.types import FinishReason, TokenDelta, VerifyOutcome
 from dspark.errors import DsparkError
 from dspark.rounds.clock import Clock
@@ -9,6 +11,7 @@ from dspark.rounds.draft_source import DraftSource
 from dspark.rounds.interfaces import RequestStore
 from dspark.rounds.request import LiveRequest, Phase
 from dspark.rounds.service_time import ServiceTime
+from dspark.rounds.stats import ServiceStats
 from dspark.rounds.target_link import TargetLink
 from dspark.rounds.waiting import WaitingQueue
 from dspark.scheduling.weights import standing
@@ -54,6 +57,13 @@ class Roster:
     def is_open(self, live: LiveRequest) -> bool:
         """Whether the verifier holds it (as far as the loop knows)."""
         return live.phase in (Phase.PREFILLING, Phase.DECODING)
+
+    def service_stats(self) -> ServiceStats:
+        """How all requests are served now."""
+        now_s = self._clock.now()
+        late_s = [seconds for live in self._requests.values() if (seconds := live.late_s(now_s)) > 0.0]
+        tiers = Counter(live.request.service.tier for live in self._requests.values())
+        return ServiceStats(tiers, len(late_s), max(late_s, default=0.0))
 
     def add(self, live: LiveRequest) -> None:
         """Take on a request that is new here."""

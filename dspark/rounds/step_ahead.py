@@ -34,7 +34,8 @@ class StepAhead:
 def weights_of(decoding: Sequence[LiveRequest], now_s: float) -> Floats | None:
     """[R] weights of the tokens of these requests in the round that begins now; None where all are 1.
 
-    They follow from tiers, the clock and tokens that earlier rounds committed, never from the drafts of this one.
+    They follow from tiers, the clock and tokens that earlier rounds committed, never from the drafts of this
+    one.
     """
     if not any(live.is_weighed for live in decoding):
         return None

@@ -1,13 +1,14 @@
 """How the prompt tokens of one step are divided among prompts.
 
 Running streams have a place in every step whatever prompts wait; the budget of prompt tokens bounds how much
-longer prompts make a step. Among prompts the earliest deadline comes first, with one exception: a quarter of the
-budget, rounded down, goes to the shortest of the prompts behind it that have fewer tokens left and no lower tier. So
+longer prompts make a step. Among prompts the earliest deadline comes first, with one exception: a quarter of
+the budget, rounded down, goes to the shortest of the prompts behind it that have fewer tokens left and no
+lower tier. So
 
-- the first prompt gets three quarters of the budget in every step, however many short ones come: it is computed
-  within ceil(its tokens / that) steps;
-- a short one does not wait for a long one before it: in every step in which it is the shortest, and of no lower tier
-  than the first, it gets a quarter of the budget.
+- the first prompt gets three quarters of the budget in every step, however many short ones come: it is
+  computed within ceil(its tokens / that) steps;
+- a short one does not wait for a long one before it: in every step in which it is the shortest, and of no
+  lower tier than the first, it gets a quarter of the budget.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Who comes first: what the tokens of a request weigh, when it begins, and who gives way when pages are short.
+"""Who comes first: what the tokens of a request weigh, when it begins, and who gives way for want of pages.
 
-Losslessness. All of it follows from tiers, promises, clocks read before the round, and the number of tokens that
-earlier rounds committed. None of it is a function of the drafts of the round, so whether a draft is verified depends
-on its value no more than without weights; and one weight for a whole block leaves the order within the block alone.
+Losslessness. All of it follows from tiers, promises, clocks read before the round, and the number of tokens
+that earlier rounds committed. None of it is a function of the drafts of the round, so whether a draft is
+verified depends on its value no more than without weights; and one weight for a whole block leaves the order
+within the block alone.
 
 No request starves, whatever the others are:
 
-- Running, it commits at least the bonus token of each round: a weight divides drafts, never places in the round.
-- Waiting, it is overtaken only by requests that arrive before its deadline, which lies at most `LONGEST_SLACK_S`
-  behind its own arrival. The others begin after it.
-- Giving way for want of pages raises its standing by one tier, so after two times it gives way like a request of
-  the first tier: only while every open request is of that standing and arrived before it.
+- Running, it commits at least the bonus token of each round: weights divide drafts, never places in a round.
+- Waiting, it is overtaken only by requests that arrive before its deadline, which lies at most
+  `LONGEST_SLACK_S` behind its own arrival. All others begin after it.
+- Giving way for want of pages raises its standing by one tier, so after two times it gives way like a request
+  of the first tier: only while every open request is of that standing and arrived before it.
 """
 
 from __future__ import annotations
