@@ -20,7 +20,7 @@ from dspark.decoding.types import (
 )
 from dspark.errors import DsparkError
 from dspark.scheduling.draft_length import DraftLength
-from dspark.scheduling.weights import first_token_late_s, speed_late_s
+from dspark.scheduling.weights import first_token_late_s, speed_late_s, weight_of
 
 
 class Phase(Enum):
@@ -116,6 +116,11 @@ class LiveRequest:
         self.output.extend(token_ids)
         if self.first_token_s is None and token_ids:
             self.first_token_s, self.first_output_len = now_s, len(self.output)
+
+    def weight(self, now_s: float) -> float:
+        """Weight of its tokens in a round that begins now; see `dspark.scheduling.weights`."""
+        decoding_s = 0.0 if self.first_token_s is None else now_s - self.first_token_s
+        return weight_of(self.request.service, len(self.output) - self.first_output_len, decoding_s)
 
     def late_s(self, now_s: float) -> float:
         """Seconds by which it is behind what it was promised: its first token, later its speed."""

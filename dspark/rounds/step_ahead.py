@@ -9,7 +9,6 @@ import numpy as np
 
 from dspark.rounds.request import LiveRequest
 from dspark.scheduling.ranking import Floats
-from dspark.scheduling.weights import weight_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +38,5 @@ def weights_of(decoding: Sequence[LiveRequest], now_s: float) -> Floats | None:
     """
     if not any(live.is_weighed for live in decoding):
         return None
-    weights = np.array([weight_of(live.request.service.tier, live.late_s(now_s)) for live in decoding])
+    weights = np.array([live.weight(now_s) for live in decoding])
     return None if (weights == 1.0).all() else weights

@@ -26,22 +26,30 @@ _SLACK_S = {ServiceTier.PRIORITY: 0.5, ServiceTier.DEFAULT: 5.0, ServiceTier.FLE
 LONGEST_SLACK_S = max(_SLACK_S.values())
 # First to last.
 _STANDINGS = {tier: standing for standing, tier in enumerate(ServiceTier)}
-# Seconds behind its promised speed after which a request weighs twice as much, and the most times it can.
-_DOUBLES_AFTER_S = 1.0
+# The speed that weights aim at, in promised ones: with less, a request would come close to its promise and stay
+# behind it, as it weighs more only while it is behind.
+_AIM = 1.1
+# Seconds behind that speed after which a request weighs twice as much, and the most times it can.
+_DOUBLES_AFTER_S = 0.25
 _MOST_TIMES = 4.0
 
 
-def weight_of(tier: ServiceTier, late_s: float) -> float:
-    """Weight of a request's tokens in this round: that of its tier, more the longer it is late.
+def weight_of(service: Service, num_later_tokens: int, decoding_s: float) -> float:
+    """Weight of a request's tokens in this round: that of its tier, more the further it is behind its promise.
 
     Args:
-        tier: of the request.
-        late_s: seconds it is behind its promised speed, see `speed_late_s`; at least 0.
+        service: tier and promise of the request.
+        num_later_tokens: committed behind its first one.
+        decoding_s: seconds since its first token.
 
     Returns:
         Above 0 and at most 8, which is below `dspark.scheduling.ranking.MAX_WEIGHT`.
     """
-    return _WEIGHTS[tier] * min(_MOST_TIMES, 1.0 + late_s / _DOUBLES_AFTER_S)
+    weight, tokens_per_s = _WEIGHTS[service.tier], service.sla.tokens_per_s
+    if tokens_per_s is None:
+        return weight
+    behind_s = _behind_s(_AIM * tokens_per_s, num_later_tokens, decoding_s)
+    return weight * min(_MOST_TIMES, 1.0 + behind_s / _DOUBLES_AFTER_S)
 
 
 def speed_late_s(sla: Sla, num_later_tokens: int, decoding_s: float) -> float:
@@ -52,9 +60,11 @@ def speed_late_s(sla: Sla, num_later_tokens: int, decoding_s: float) -> float:
         num_later_tokens: committed behind its first one.
         decoding_s: seconds since its first token.
     """
-    if sla.tokens_per_s is None:
-        return 0.0
-    return max(0.0, decoding_s - num_later_tokens / sla.tokens_per_s)
+    return 0.0 if sla.tokens_per_s is None else _behind_s(sla.tokens_per_s, num_later_tokens, decoding_s)
+
+
+def _behind_s(tokens_per_s: float, num_tokens: int, seconds: float) -> float:
+    return max(0.0, seconds - num_tokens / tokens_per_s)
 
 
 def first_token_late_s(sla: Sla, waited_s: float) -> float:

@@ -18,13 +18,15 @@ from dspark.scheduling.weights import (
 )
 
 tiers = st.sampled_from(ServiceTier)
-services = st.builds(Service, tiers, st.builds(Sla, st.none(), st.none() | st.floats(1e-3, 1e9)))
+services = st.builds(
+    Service, tiers, st.builds(Sla, st.none() | st.floats(1e-3, 1e6), st.none() | st.floats(1e-3, 1e9))
+)
 
 
 def test_tiers_stand_in_the_order_of_their_names():
-    weights = [weight_of(tier, 0.0) for tier in ServiceTier]
+    weights = [weight_of(Service(tier), 0, 100.0) for tier in ServiceTier]
     assert weights == sorted(set(weights), reverse=True)
-    assert weight_of(ServiceTier.DEFAULT, 0.0) == 1.0
+    assert weights[1] == 1.0
     deadlines = [deadline_s(Service(tier), 10.0) for tier in ServiceTier]
     assert deadlines == sorted(set(deadlines))
     assert [standing(tier) for tier in ServiceTier] == [0, 1, 2]
@@ -37,15 +39,27 @@ def test_a_request_is_late_by_what_it_should_have_committed_since_its_first_toke
     assert speed_late_s(Sla(), 0, 1e6) == 0.0
 
 
-def test_a_request_weighs_more_the_later_it_is_and_what_its_tier_does_once_it_has_caught_up():
-    weights = [weight_of(ServiceTier.DEFAULT, late_s) for late_s in (0.0, 0.5, 1.0, 2.0, 60.0)]
-    assert weights == pytest.approx([1.0, 1.5, 2.0, 3.0, 4.0])
-    assert weight_of(ServiceTier.FLEX, speed_late_s(Sla(20.0), 100, 5.0)) == weight_of(ServiceTier.FLEX, 0.0)
+def test_a_request_weighs_more_the_further_it_is_behind_its_promise():
+    promised = Service(ServiceTier.DEFAULT, Sla(tokens_per_s=20.0))
+    # at the speed aimed at, a tenth above the promise, 44 tokens take two seconds
+    weights = [weight_of(promised, 44, seconds) for seconds in (0.0, 2.0, 2.125, 2.25, 2.5, 2.75, 60.0)]
+    assert weights == pytest.approx([1.0, 1.0, 1.5, 2.0, 3.0, 4.0, 4.0])
 
 
-@given(tier=tiers, speed=st.none() | st.floats(1e-3, 1e6), tokens=st.integers(0, 10**6), s=st.floats(0, 1e6))
-def test_every_weight_can_be_ranked(tier, speed, tokens, s):
-    assert 0.0 < weight_of(tier, speed_late_s(Sla(tokens_per_s=speed), tokens, s)) <= MAX_WEIGHT
+def test_one_that_has_caught_up_weighs_what_its_tier_does():
+    promised = Service(ServiceTier.FLEX, Sla(tokens_per_s=20.0))
+    assert weight_of(promised, 10, 5.0) > weight_of(promised, 110, 5.0) == 0.5
+
+
+def test_just_keeping_its_promise_does_not_lighten_a_request():
+    promised = Service(ServiceTier.DEFAULT, Sla(tokens_per_s=20.0))
+    weights = [weight_of(promised, 20 * seconds, float(seconds)) for seconds in range(6)]
+    assert weights == sorted(set(weights))
+
+
+@given(service=services, tokens=st.integers(0, 10**6), seconds=st.floats(0, 1e6))
+def test_every_weight_can_be_ranked(service, tokens, seconds):
+    assert 0.0 < weight_of(service, tokens, seconds) <= MAX_WEIGHT
 
 
 @given(service=services, other=services, arrival_s=st.floats(0.0, 1e4), later_s=st.floats(0.01, 1e4))

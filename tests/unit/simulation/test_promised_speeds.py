@@ -10,7 +10,7 @@ from dspark.evaluation.simulation.luck import Luck
 from dspark.evaluation.simulation.runner import Observed, Scenario, simulate
 from dspark.evaluation.simulation.trace import TraceRequest
 
-NUM_STREAMS, OUTPUT_LEN, PROMISED_PER_S = 16, 240, 190.0
+NUM_STREAMS, OUTPUT_LEN, PROMISED_PER_S = 16, 600, 190.0
 PROMISED = range(0, NUM_STREAMS, 4)
 # Beside one row a stream, sixteen drafts are cheap and the next one is not.
 BUSY = Machine("busy", "test", ((1, 0.010), (32, 0.011), (33, 0.030), (256, 0.200)))
@@ -36,12 +36,12 @@ def num_kept(observed: Observed) -> int:
 
 @pytest.mark.parametrize("policy", ["early-stop", "barrier"])
 def test_promised_speeds_are_reached_more_often_with_weights_than_without(policy: str) -> None:
-    promised = Service(ServiceTier.PRIORITY, Sla(tokens_per_s=PROMISED_PER_S))
+    # of the same tier as the others
+    promised = Service(ServiceTier.DEFAULT, Sla(tokens_per_s=PROMISED_PER_S))
     alike, weighed = served(policy, {}), served(policy, dict.fromkeys(PROMISED, promised))
-    assert num_kept(weighed) > num_kept(alike)
-    # and the others go on: each round commits at least their bonus token
-    slowest = min(speeds(weighed).values())
-    assert slowest > 0.5 * min(speeds(alike).values())
+    assert num_kept(weighed) >= num_kept(alike) + 3
+    # and the others go on: they lose drafts, never their place in a round
+    assert min(speeds(weighed).values()) > 0.9 * min(speeds(alike).values())
     for first, second in zip(alike.served, weighed.served, strict=True):
         assert first.token_ids == second.token_ids
 
