@@ -26,8 +26,8 @@ _SLACK_S = {ServiceTier.PRIORITY: 0.5, ServiceTier.DEFAULT: 5.0, ServiceTier.FLE
 LONGEST_SLACK_S = max(_SLACK_S.values())
 # First to last.
 _STANDINGS = {tier: standing for standing, tier in enumerate(ServiceTier)}
-# The speed that weights aim at, in promised ones: with less, a request would come close to its promise and stay
-# behind it, as it weighs more only while it is behind.
+# The speed that weights aim at, in promised ones: as a request weighs more only while it is behind, it would
+# otherwise come close to its promise and stay behind it.
 _AIM = 1.1
 # Seconds behind that speed after which a request weighs twice as much, and the most times it can.
 _DOUBLES_AFTER_S = 0.25
@@ -35,7 +35,7 @@ _MOST_TIMES = 4.0
 
 
 def weight_of(service: Service, num_later_tokens: int, decoding_s: float) -> float:
-    """Weight of a request's tokens in this round: that of its tier, more the further it is behind its promise.
+    """Weight of a request's tokens in this round: that of its tier, more the further it is behind.
 
     Args:
         service: tier and promise of the request.
