@@ -7,11 +7,13 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 
 from dspark.errors import ConfigurationError
 from dspark.garbage import keep_loaded_objects
 from gateway.app import create_app
 from gateway.edge import Edge, SchedulerView, ServedModel
+from gateway.keys import load_keys
 from gateway.readiness import watch_scheduler
 from gateway.resuming import ResumePolicy, ResumingBackend
 from gateway.server import open_socket, serve
@@ -51,11 +53,12 @@ async def _serve(settings: GatewaySettings) -> None:
         aliases=settings.aliases,
         created=int(time.time()),
     )
+    keys = load_keys(Path(settings.keys)) if settings.keys else None
     keep_loaded_objects()
     listener = open_socket(settings.host, settings.port)
     async with open_channel(settings.scheduler_address) as channel:
         backend = ResumingBackend(SchedulerClient(channel), ResumePolicy(patience_s=settings.patience_s))
-        edge = Edge(model, backend, SchedulerView(backend), settings.options)
+        edge = Edge(model, backend, SchedulerView(backend), settings.options, keys=keys)
         url = f"http://{settings.host}:{listener.getsockname()[1]}"
         watching = asyncio.create_task(watch_scheduler(edge, url))
         try:

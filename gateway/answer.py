@@ -109,6 +109,7 @@ async def _observed(answer: Answer, edge: Edge) -> AsyncGenerator[ChoiceDelta, N
     """The deltas of all choices, counted."""
     run = run_choices(answer.plans, edge.backend, edge.model.tokenizer.table)
     num_open = len(answer.plans)
+    edge.metrics.requests.labels(answer.plans[0].request.service.tier.value).inc()
     edge.metrics.open_responses.inc()
     try:
         async for delta in run:

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from dspark.errors import DsparkError
 from gateway.edge import Edge, package_version
 from gateway.errors import INTERNAL_ERROR, error_response, status_response, validation_error
+from gateway.key_check import KeyCheck
 from gateway.middleware import BodyLimit, RequestId
 from gateway.routes.chat import chat_router
 from gateway.routes.completions import completions_router
@@ -29,6 +30,8 @@ def create_app(edge: Edge) -> FastAPI:
     for router in (chat_router, completions_router, models_router, operations_router, text_router):
         app.include_router(router(edge))
     app.add_middleware(BodyLimit, max_bytes=edge.options.max_body_bytes)
+    if edge.keys is not None:
+        app.add_middleware(KeyCheck, keys=edge.keys)
     app.add_middleware(RequestId, observe_status=_error_counter(edge))
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)

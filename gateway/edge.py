@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
+from dspark.decoding.service import ServiceTier
 from dspark.errors import DsparkError, InvalidRequestError, ServiceUnavailableError
 from gateway.backend import GenerationBackend, ServingInfo
 from gateway.bodies.common import Envelope
 from gateway.errors import UnknownModelError
 from gateway.generation.plan import Limits
+from gateway.keys import KeyRing
 from gateway.metrics import GatewayMetrics
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import TextTokenizer
@@ -122,6 +124,8 @@ class Edge:
     scheduler: SchedulerView
     options: EdgeOptions = field(default_factory=EdgeOptions)
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
+    # None: no key is asked for
+    keys: KeyRing | None = None
     clock: Callable[[], float] = time.perf_counter
     wall_clock: Callable[[], float] = time.time
 
@@ -129,7 +133,7 @@ class Edge:
         """Bounds of requests: the model's and this gateway's."""
         return Limits.of(await self.scheduler.known(), max_choices=self.options.max_choices)
 
-    def envelope(self, prefix: str) -> Envelope:
+    def envelope(self, prefix: str, tier: ServiceTier) -> Envelope:
         """A new response id and what goes with it.
 
         Its fingerprint changes whenever equal seeded requests may be answered differently.
@@ -141,6 +145,7 @@ class Edge:
             created=int(self.wall_clock()),
             model=self.model.name,
             fingerprint=f"dspark-{package_version()}-{exactness}",
+            service_tier=tier.value,
         )
 
     def gamma(self) -> int:

@@ -29,6 +29,10 @@ class UnknownModelError(InvalidRequestError):
     """No model of that name is served."""
 
 
+class UnknownKeyError(InvalidRequestError):
+    """The request brings no API key, or none that is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
     """Status, type and code of one class of errors."""
@@ -44,6 +48,7 @@ ERROR_KINDS: Mapping[type[DsparkError], ErrorKind] = {
     InvalidRequestError: ErrorKind(400, "invalid_request_error"),
     ContextTooLongError: ErrorKind(400, "invalid_request_error", "context_length_exceeded"),
     UnknownModelError: ErrorKind(404, "invalid_request_error", "model_not_found"),
+    UnknownKeyError: ErrorKind(401, "invalid_request_error", "invalid_api_key"),
     OverloadedError: ErrorKind(429, "rate_limit_error", "overloaded"),
     ServiceUnavailableError: ErrorKind(503, "server_error", "service_unavailable"),
     StaleBaseError: ErrorKind(503, "server_error", "service_unavailable"),
@@ -76,7 +81,7 @@ def error_body(error: DsparkError) -> dict[str, Any]:
 def error_response(error: DsparkError) -> Response:
     """The response of a failed request. Overload and outage say when to come back."""
     kind = kind_of(error)
-    headers = {}
+    headers = {"www-authenticate": "Bearer"} if kind.status == 401 else {}
     if kind.status in (429, 503):
         seconds = error.retry_after_s if isinstance(error, OverloadedError) else _RETRY_AFTER_S
         headers["retry-after"] = str(max(1, math.ceil(seconds)))

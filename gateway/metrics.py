@@ -59,6 +59,12 @@ class GatewayMetrics:
         self.open_responses = Gauge(
             "dspark:gateway_open_responses", "Responses this gateway is working on.", registry=self._registry
         )
+        self.requests = Counter(
+            "dspark:gateway_requests",
+            "Generation requests by tier.",
+            ["service_tier"],
+            registry=self._registry,
+        )
         self.http_errors = Counter(
             "dspark:gateway_http_errors", "Error responses by status.", ["status"], registry=self._registry
         )

@@ -32,6 +32,10 @@ class GatewaySettings(BaseSettings):
         30.0, ge=0, description="Seconds a stream waits for a lost scheduler to come back."
     )
     shutdown_grace_s: int = Field(10, ge=0, description="Seconds for open responses to end at shutdown.")
+    keys: str = Field(
+        "",
+        description="TOML or JSON file of API keys with their tiers and promises; empty: none is asked for.",
+    )
     log_level: str = Field(
         "info", pattern="(?i)^(debug|info|warning|error)$", description="Least level logged."
     )

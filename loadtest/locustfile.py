@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,8 +65,10 @@ class ChatUser(FastHttpUser):
     numbers = itertools.count()
 
     def on_start(self) -> None:
-        """Choose this user's row of prompts."""
+        """Choose this user's row of prompts; take the API key, if one is set."""
         self._rng = Random(next(self.numbers))
+        key = os.environ.get("DSPARK_API_KEY")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     @task
     def ask(self) -> None:
@@ -74,7 +77,12 @@ class ChatUser(FastHttpUser):
         kind, prompt = choose(self._rng)
         meter = StreamMeter(kind, run.now_s())
         with self.client.post(
-            _PATH, json=self._body(prompt), stream=True, catch_response=True, name=kind
+            _PATH,
+            json=self._body(prompt),
+            headers=self._headers,
+            stream=True,
+            catch_response=True,
+            name=kind,
         ) as response:
             sample = _read_stream(response, meter, run)
             run.samples.append(sample)

@@ -8,16 +8,17 @@ import sys
 import time
 from typing import Any
 
-from dspark.cli.chat_client import stream_chat
+from dspark.cli.chat_client import API_KEY_VARIABLE, stream_chat
 from dspark.cli.chat_output import Tally, dim, paint, wants_colour
 from dspark.errors import DsparkError, InvalidRequestError
 
+_EPILOG = f"A server that asks for an API key gets the one in {API_KEY_VARIABLE}."
 Messages = list[dict[str, str]]
 
 
 def add_parser(subparsers: Any) -> None:
     """Add `dspark chat`."""
-    parser = subparsers.add_parser("chat", help="ask a running server", description=__doc__)
+    parser = subparsers.add_parser("chat", help="ask a running server", description=__doc__, epilog=_EPILOG)
     parser.add_argument("prompt", nargs="?", help="the question (default: standard input, or a conversation)")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
     parser.add_argument(

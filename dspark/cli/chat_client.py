@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from dspark.errors import DsparkError, EngineError, InvalidRequestError, ServiceUnavailableError
 
+# The key for a server that asks for one; not an option, which every user of the machine could read.
+API_KEY_VARIABLE = "DSPARK_API_KEY"
 _CONNECT_TIMEOUT_S = 5.0
 # The first token of a long prompt behind a full queue may take a while.
 _READ_TIMEOUT_S = 300.0
@@ -110,6 +113,8 @@ def _post(connection: http.client.HTTPConnection, url: str, body: bytes) -> http
         ) from error
     connection.sock.settimeout(_READ_TIMEOUT_S)
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+    if key := os.environ.get(API_KEY_VARIABLE):
+        headers["Authorization"] = f"Bearer {key}"
     connection.request("POST", f"{base}/v1/chat/completions", body, headers)
     response = connection.getresponse()
     if response.status != 200:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.service import Service
 
 TokenIds = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -267,6 +268,8 @@ class GenerationRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     stop: StopParams
+    # when it is served, and how fast; never what comes out
+    service: Service = field(default_factory=Service)
 
 
 @dataclass(frozen=True, slots=True)

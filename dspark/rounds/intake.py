@@ -22,6 +22,7 @@ from dspark.rounds.request import LiveRequest, RequestStream, cancelled_delta
 from dspark.rounds.roster import Roster
 from dspark.rounds.stored import StoredRequest, output_after_loss
 from dspark.rounds.target_link import TargetLink
+from dspark.scheduling.weights import deadline_s
 
 
 class Intake:
@@ -87,7 +88,8 @@ class Intake:
     def _take_over(self, stored: StoredRequest, received: Sequence[int]) -> RequestStream:
         """Queue what is left of a request, after handing out what its caller has missed.
 
-        The queue's bound is not for it: it was admitted once.
+        The queue's bound is not for it: it was admitted once. Its deadline and its promised speed count from
+        now on, as the clock of the lost scheduler is not known.
         """
         live = self._live(stored.request, stored.epoch)
         output, reason = cut_at_stop(output_after_loss(stored, received), 0, live.stop)
@@ -101,11 +103,13 @@ class Intake:
 
     def _live(self, request: GenerationRequest, epoch: int) -> LiveRequest:
         self._check(request.sampling)
+        now_s = self._clock.now()
         return LiveRequest(
             request,
             arrival=next(self._arrivals),
             stop=limited_stop(request, self._link.info),
-            arrival_s=self._clock.now(),
+            arrival_s=now_s,
+            deadline_s=deadline_s(request.service, now_s),
             epoch=epoch,
             rounds_before_resync=self._config.rounds_before_resync,
         )

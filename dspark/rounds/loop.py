@@ -98,6 +98,7 @@ class RoundLoop:
             num_waiting=len(self._roster.waiting),
             num_free_pages=self._link.num_free_pages,
             num_pages=self._link.num_pages,
+            service=self._roster.service_stats(),
             num_resumed=self._intake.num_resumed,
             num_draft_failures=self._drafts.num_failures,
             cost_error=self._planner.cost_error,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from dspark.decoding.service import ServiceTier
 from dspark.decoding.types import (
     Acceptance,
     DraftBlock,
@@ -19,6 +20,7 @@ from dspark.decoding.types import (
 )
 from dspark.errors import DsparkError
 from dspark.scheduling.draft_length import DraftLength
+from dspark.scheduling.weights import first_token_late_s, speed_late_s, weight_of
 
 
 class Phase(Enum):
@@ -41,19 +43,27 @@ class LiveRequest:
     """What the loop knows of a request that has not ended."""
 
     request: GenerationRequest
-    # order of arrival, which is also the order of service
+    # order of arrival
     arrival: int
     # with the output limit cut to the model's context
     stop: StopParams
     # clock time of arrival
     arrival_s: float
+    # clock time by which it should have its first token; fixed on arrival, also for when it comes back
+    deadline_s: float
     phase: Phase = Phase.WAITING
     # grows each time the verifier has to hold it anew; starts where those of its owner do
     epoch: int = 0
     num_opens: int = 0
+    # times it gave way for want of pages
+    num_times_given_way: int = 0
     # clock time at which it was opened first
     opened_s: float | None = None
     output: list[int] = field(default_factory=list)
+    # clock time of the first tokens committed here, and the length of the output with them: its speed counts
+    # from there
+    first_token_s: float | None = None
+    first_output_len: int = 0
     # committed tokens the verifier has yet to compute, while PREFILLING
     num_to_prefill: int = 0
     is_cancelled: bool = False
@@ -68,6 +78,13 @@ class LiveRequest:
     num_verified: int = 0
     draft_length: DraftLength = field(default_factory=DraftLength)
     events: asyncio.Queue[TokenDelta | DsparkError] = field(default_factory=asyncio.Queue)
+    # whether its tokens may weigh other than 1
+    is_weighed: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find out once what every round asks."""
+        service = self.request.service
+        self.is_weighed = service.tier is not ServiceTier.DEFAULT or service.sla.tokens_per_s is not None
 
     @property
     def request_id(self) -> str:
@@ -80,6 +97,11 @@ class LiveRequest:
         return len(self.request.prompt_token_ids) + len(self.output)
 
     @property
+    def turn(self) -> tuple[float, int]:
+        """Its place in the order of service: by deadline, then by arrival."""
+        return self.deadline_s, self.arrival
+
+    @property
     def num_remaining(self) -> int:
         """Tokens the output may still grow by."""
         return self.stop.max_new_tokens - len(self.output)
@@ -88,6 +110,24 @@ class LiveRequest:
     def anchor_token(self) -> int:
         """The last committed token."""
         return self.output[-1] if self.output else self.request.prompt_token_ids[-1]
+
+    def commit(self, token_ids: Sequence[int], now_s: float) -> None:
+        """Append tokens to the output."""
+        self.output.extend(token_ids)
+        if self.first_token_s is None and token_ids:
+            self.first_token_s, self.first_output_len = now_s, len(self.output)
+
+    def weight(self, now_s: float) -> float:
+        """Weight of its tokens in a round that begins now; see `dspark.scheduling.weights`."""
+        decoding_s = 0.0 if self.first_token_s is None else now_s - self.first_token_s
+        return weight_of(self.request.service, len(self.output) - self.first_output_len, decoding_s)
+
+    def late_s(self, now_s: float) -> float:
+        """Seconds by which it is behind what it was promised: its first token, later its speed."""
+        sla = self.request.service.sla
+        if self.first_token_s is None:
+            return first_token_late_s(sla, now_s - self.arrival_s)
+        return speed_late_s(sla, len(self.output) - self.first_output_len, now_s - self.first_token_s)
 
     def open(self) -> OpenRequest:
         """Start a new epoch and say what the verifier must hold."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from dspark.decoding.types import FinishReason, TokenDelta, VerifyOutcome
 from dspark.errors import DsparkError
 from dspark.rounds.clock import Clock
@@ -9,8 +11,10 @@ from dspark.rounds.draft_source import DraftSource
 from dspark.rounds.interfaces import RequestStore
 from dspark.rounds.request import LiveRequest, Phase
 from dspark.rounds.service_time import ServiceTime
+from dspark.rounds.stats import ServiceStats
 from dspark.rounds.target_link import TargetLink
 from dspark.rounds.waiting import WaitingQueue
+from dspark.scheduling.weights import standing
 
 
 class Roster:
@@ -54,6 +58,13 @@ class Roster:
         """Whether the verifier holds it (as far as the loop knows)."""
         return live.phase in (Phase.PREFILLING, Phase.DECODING)
 
+    def service_stats(self) -> ServiceStats:
+        """How all requests are served now."""
+        now_s = self._clock.now()
+        late_s = [seconds for live in self._requests.values() if (seconds := live.late_s(now_s)) > 0.0]
+        tiers = Counter(live.request.service.tier for live in self._requests.values())
+        return ServiceStats(tiers, len(late_s), max(late_s, default=0.0))
+
     def add(self, live: LiveRequest) -> None:
         """Take on a request that is new here."""
         self._requests[live.request_id] = live
@@ -77,13 +88,15 @@ class Roster:
         self.waiting.put(live)
 
     def preempt(self) -> None:
-        """Have the youngest open request give way."""
-        self.requeue(self.open[-1])
+        """Have one open request give way: of the lowest standing the youngest."""
+        last = max(self._open.values(), key=_order_of_giving_way)
+        last.num_times_given_way += 1
+        self.requeue(last)
         self.is_short_of_pages = True
 
     def commit(self, live: LiveRequest, delta: TokenDelta) -> None:
         """Append tokens to the output, record them and hand them out; ends the request where they do."""
-        live.output.extend(delta.token_ids)
+        live.commit(delta.token_ids, self._clock.now())
         if self._store is not None and delta.token_ids:
             self._store.commit(live.request_id, live.epoch, delta.start, delta.token_ids)
         if delta.finish_reason is not None:
@@ -146,3 +159,7 @@ class Roster:
         self._link.release(live.request_id)
         self._drafts.release(live.request_id)
         self.is_short_of_pages = False
+
+
+def _order_of_giving_way(live: LiveRequest) -> tuple[int, int]:
+    return standing(live.request.service.tier, live.num_times_given_way), live.arrival

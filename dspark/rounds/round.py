@@ -29,9 +29,11 @@ from dspark.rounds.planner import Planner
 from dspark.rounds.request import LiveRequest, Phase
 from dspark.rounds.roster import Roster
 from dspark.rounds.stats import RequestRound, RoundCounters, RoundReport
-from dspark.rounds.step_ahead import StepAhead
+from dspark.rounds.step_ahead import StepAhead, weights_of
 from dspark.rounds.target_link import TargetLink
-from dspark.scheduling.ranking import Confidences
+from dspark.scheduling.prompts import PromptLeft, divide_prompt_tokens
+from dspark.scheduling.ranking import Confidences, Floats
+from dspark.scheduling.weights import standing
 
 _NO_DRAFTS: TokenIds = np.zeros(0, dtype=np.int32)
 _NO_CONFIDENCES: Confidences = np.zeros(0, dtype=np.float32)
@@ -83,7 +85,7 @@ class Round:
         prefill_budget = self._config.prefill_tokens if decoding else self._config.prefill_tokens_alone
         chunks = self._prefill_chunks(prefill_budget)
         asks = self._asks(decoding)
-        step = _step_ahead(decoding, asks, chunks, prefill_budget)
+        step = _step_ahead(decoding, asks, chunks, prefill_budget, weights_of(decoding, started_s))
         blocks = await self._draft(decoding, asks, step)
         drafted_s = self._clock.now()
         tasks = [*self._schedule(decoding, blocks, step), *chunks]
@@ -105,14 +107,17 @@ class Round:
         return report
 
     def _prefill_chunks(self, budget: int) -> list[_Task]:
-        """Spend the prompt tokens of this step, first come first served."""
-        chunks = []
-        for live in self._roster.open:
-            if live.phase is Phase.PREFILLING and budget > 0:
-                num_tokens = min(live.num_to_prefill, budget)
-                budget -= num_tokens
-                chunks.append(_Task(live, PrefillItem(live.request_id, live.epoch, num_tokens)))
-        return chunks
+        """Spend the prompt tokens of this step."""
+        prefilling = [live for live in self._roster.open if live.phase is Phase.PREFILLING]
+        prefilling.sort(key=lambda live: live.turn)
+        prompts = [
+            PromptLeft(live.num_to_prefill, standing(live.request.service.tier)) for live in prefilling
+        ]
+        return [
+            _Task(live, PrefillItem(live.request_id, live.epoch, num_tokens))
+            for live, num_tokens in zip(prefilling, divide_prompt_tokens(prompts, budget), strict=True)
+            if num_tokens > 0
+        ]
 
     def _asks(self, decoding: Sequence[LiveRequest]) -> dict[str, DraftRequest]:
         """What to ask of the drafter in this round, by request id."""
@@ -227,7 +232,7 @@ class Round:
                 self._roster.requeue(live)
 
     def _relieve(self, starved: Sequence[_Task], *, was_alone: bool) -> None:
-        """Make room for requests that found no pages: the youngest gives way, or the drafts do."""
+        """Make room for requests that found no pages: another gives way, or the drafts do."""
         if self._roster.num_open > 1:
             self._roster.preempt()
             self.counters.num_preemptions += 1
@@ -259,6 +264,7 @@ def _step_ahead(
     asks: dict[str, DraftRequest],
     chunks: Sequence[_Task],
     prefill_budget: int,
+    weights: Floats | None,
 ) -> StepAhead:
     num_prefill_tokens = sum(chunk.item.num_tokens for chunk in chunks if isinstance(chunk.item, PrefillItem))
     return StepAhead(
@@ -266,4 +272,5 @@ def _step_ahead(
         num_asked=[asks[live.request_id].max_drafts if live.request_id in asks else 0 for live in decoding],
         num_prefill_tokens=num_prefill_tokens,
         prefill_share=num_prefill_tokens / prefill_budget,
+        weights=weights,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from dspark.decoding.service import ServiceTier
 
 
 @dataclass(slots=True)
@@ -38,6 +40,21 @@ class RoundCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceStats:
+    """How the requests that have not ended are served.
+
+    Attributes:
+        num_by_tier: requests of each tier that has any.
+        num_late: requests behind what they were promised.
+        most_late_s: seconds by which the last of them is.
+    """
+
+    num_by_tier: Mapping[ServiceTier, int]
+    num_late: int
+    most_late_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoopStats:
     """How the loop fares now."""
 
@@ -46,6 +63,7 @@ class LoopStats:
     num_waiting: int
     num_free_pages: int
     num_pages: int
+    service: ServiceStats
     # requests of other schedulers that this one went on with, since start
     num_resumed: int
     num_draft_failures: int

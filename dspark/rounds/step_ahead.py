@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from dspark.rounds.request import LiveRequest
 from dspark.scheduling.ranking import Floats
 
 
@@ -25,3 +28,15 @@ class StepAhead:
     num_prefill_tokens: int = 0
     prefill_share: float = 0.0
     weights: Floats | None = None
+
+
+def weights_of(decoding: Sequence[LiveRequest], now_s: float) -> Floats | None:
+    """[R] weights of the tokens of these requests in the round that begins now; None where all are 1.
+
+    They follow from tiers, the clock and tokens that earlier rounds committed, never from the drafts of this
+    one.
+    """
+    if not any(live.is_weighed for live in decoding):
+        return None
+    weights = np.array([live.weight(now_s) for live in decoding])
+    return None if (weights == 1.0).all() else weights

@@ -1,4 +1,4 @@
-"""Requests that hold nothing at the verifier, in order of arrival."""
+"""Requests that hold nothing at the verifier, in order of their deadlines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from dspark.rounds.request import LiveRequest, Phase
 
 
 class WaitingQueue:
-    """First come, first served; a request that had to give way comes back to its old place."""
+    """Earliest deadline first; a request that had to give way comes back to its old place.
+
+    What arrives after a request's deadline has a later one, so nobody waits for ever
+    (`dspark.scheduling.weights`).
+    """
 
     def __init__(self) -> None:
         self._requests: list[LiveRequest] = []
@@ -24,7 +28,7 @@ class WaitingQueue:
     def put(self, live: LiveRequest) -> None:
         """Let a request wait."""
         live.phase = Phase.WAITING
-        insort(self._requests, live, key=lambda other: other.arrival)
+        insort(self._requests, live, key=lambda other: other.turn)
 
     def pop(self) -> LiveRequest:
         """Take the head out."""

@@ -16,12 +16,14 @@ class Envelope:
     Attributes:
         created: seconds since the epoch.
         fingerprint: changes whenever equal requests may be answered differently.
+        service_tier: that the request is served in, which is not "auto".
     """
 
     id: str
     created: int
     model: str
     fingerprint: str
+    service_tier: str
 
     def wrap(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A chunk or response of this kind."""
@@ -31,6 +33,7 @@ class Envelope:
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
+            "service_tier": self.service_tier,
             "choices": choices,
         }
 

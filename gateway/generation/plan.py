@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.service import Service
 from dspark.decoding.types import Acceptance, GenerationRequest, SamplingParams, StopParams
 from dspark.errors import ContextTooLongError, InvalidRequestError
 from gateway.backend import ServingInfo
@@ -72,6 +73,7 @@ def plan_choices(
     limits: Limits,
     *,
     num_logprobs: int | None,
+    service: Service,
 ) -> tuple[ChoicePlan, ...]:
     """One plan per prompt and choice; choice `j` of prompt `i` has the index `i * n + j`.
 
@@ -96,6 +98,7 @@ def plan_choices(
                 prompt_token_ids=prompt.token_ids,
                 sampling=replace(sampling, seed=seed),
                 stop=stop,
+                service=service,
             )
             plans.append(
                 ChoicePlan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answer import Answer, respond
@@ -10,7 +11,10 @@ from gateway.bodies.completions import CompletionBody
 from gateway.disconnect import WhileConnected
 from gateway.edge import Edge
 from gateway.generation.plan import Prompt, plan_choices
+from gateway.generation.service import service_of
 from gateway.generation.statistics import ResponseStatistics
+from gateway.key_check import key_of
+from gateway.keys import ApiKey
 from gateway.schemas.completions import CompletionRequest, TokenPrompt
 
 
@@ -19,21 +23,22 @@ def completions_router(edge: Edge) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions")
-    async def create_completion(body: CompletionRequest) -> Response:
-        return WhileConnected(lambda: _answer(edge, body))
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        return WhileConnected(lambda: _answer(edge, body, key_of(request)))
 
     return router
 
 
-async def _answer(edge: Edge, fields: CompletionRequest) -> Response:
+async def _answer(edge: Edge, fields: CompletionRequest, key: ApiKey | None) -> Response:
     start = edge.clock()
     edge.model.check_name(fields.model)
+    service = service_of(fields.service_tier, key)
     limits = await edge.limits()
     prompts = [
         await _prompt_of(edge, given, limits.vocab_size, echo=bool(fields.echo)) for given in fields.prompts
     ]
-    envelope = edge.envelope("cmpl")
-    plans = plan_choices(envelope.id, fields, prompts, limits, num_logprobs=fields.logprobs)
+    envelope = edge.envelope("cmpl", service.tier)
+    plans = plan_choices(envelope.id, fields, prompts, limits, num_logprobs=fields.logprobs, service=service)
     body = CompletionBody(
         envelope=envelope,
         table=edge.model.tokenizer.table,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -96,6 +96,10 @@ class GenerationFields(BaseModel):
     stop_token_ids: Annotated[
         list[Annotated[int, Field(ge=0)]], BeforeValidator(as_list), Field(max_length=128)
     ] = Field(default_factory=list)
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
+        None,
+        description="How urgent it is; auto, the default, leaves it to the API key. The response says which.",
+    )
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     stream: bool | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from dspark.decoding.service import ServiceTier
 from dspark.rounds.stats import LoopStats, RoundReport
 from services.scheduler.store import RedisStore
 
@@ -37,6 +39,12 @@ RESUMES = Gauge("dspark_scheduler_resumes", "Requests of a lost scheduler gone o
 PREEMPTIONS = Gauge("dspark_scheduler_preemptions", "Requests that gave way for want of pages, since start.")
 DRAFT_FAILURES = Gauge("dspark_scheduler_draft_failures", "Drafts that failed, since start.")
 STEP_FAILURES = Gauge("dspark_scheduler_step_failures", "Steps that failed, since start.")
+
+TIER = Gauge("dspark_scheduler_tier_requests", "Requests that have not ended, by tier.", ["service_tier"])
+LATE = Gauge("dspark_scheduler_late_requests", "Requests behind the speed or first token promised to them.")
+MOST_LATE = Gauge(
+    "dspark_scheduler_most_late_seconds", "Seconds by which the last of the late requests is behind."
+)
 
 COST_ERROR = Gauge(
     "dspark_scheduler_cost_error", "How far the cost of steps was mispredicted lately, as a share."
@@ -72,8 +80,16 @@ def expose_loop(stats: Callable[[], LoopStats]) -> None:
     RESUMES.set_function(lambda: stats().num_resumed)
     PREEMPTIONS.set_function(lambda: stats().counters.num_preemptions)
     DRAFT_FAILURES.set_function(lambda: stats().num_draft_failures)
+    for tier in ServiceTier:
+        TIER.labels(tier.value).set_function(partial(_num_of_tier, stats, tier))
+    LATE.set_function(lambda: stats().service.num_late)
+    MOST_LATE.set_function(lambda: stats().service.most_late_s)
     COST_ERROR.set_function(lambda: stats().cost_error)
     STEP_FAILURES.set_function(lambda: stats().counters.num_step_failures)
+
+
+def _num_of_tier(stats: Callable[[], LoopStats], tier: ServiceTier) -> int:
+    return stats().service.num_by_tier.get(tier, 0)
 
 
 def expose_store(store: RedisStore) -> None:

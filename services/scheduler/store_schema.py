@@ -20,6 +20,7 @@ from enum import IntEnum
 from typing import Any
 
 from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.service import Service, ServiceTier, Sla
 from dspark.decoding.types import Acceptance, FinishReason, GenerationRequest, SamplingParams, StopParams
 
 
@@ -166,6 +167,7 @@ def params_text(request: GenerationRequest) -> str:
             "adjustments": None if adjustments is None else asdict(adjustments),
             "max_new_tokens": stop.max_new_tokens,
             "stop_token_ids": sorted(stop.stop_token_ids),
+            "service": {"tier": request.service.tier.value, **asdict(request.service.sla)},
         }
     )
 
@@ -181,7 +183,8 @@ def request_of(request_id: str, params: str | bytes, prompt: Sequence[int]) -> G
         fields["acceptance"] = Acceptance(fields["acceptance"])
         fields["adjustments"] = _adjustments_of(fields.get("adjustments"))
         stop = StopParams(fields.pop("max_new_tokens"), frozenset(fields.pop("stop_token_ids")))
-        return GenerationRequest(request_id, tuple(prompt), SamplingParams(**fields), stop)
+        service = _service_of(fields.pop("service", None))
+        return GenerationRequest(request_id, tuple(prompt), SamplingParams(**fields), stop, service)
     except (TypeError, KeyError) as error:
         raise ValueError(f"parameters of another version: {error}") from error
 
@@ -193,6 +196,13 @@ def _adjustments_of(fields: dict[str, Any] | None) -> LogitAdjustments | None:
     fields["logit_bias"] = tuple((token_id, value) for token_id, value in fields["logit_bias"])
     fields["ending_token_ids"] = tuple(fields["ending_token_ids"])
     return LogitAdjustments(**fields)
+
+
+def _service_of(fields: dict[str, Any] | None) -> Service:
+    """Tier and promise of a request; an owner of an earlier version stored neither."""
+    if fields is None:
+        return Service()
+    return Service(ServiceTier(fields["tier"]), Sla(fields["tokens_per_s"], fields["ttft_s"]))
 
 
 def finish_text(reason: FinishReason | None) -> str:

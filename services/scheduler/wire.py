@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 from dspark.api.v1 import scheduler_pb2
+from dspark.decoding.service import Service, ServiceTier, Sla
 from dspark.decoding.types import GenerationRequest, RoundStats, StopParams, TokenDelta
 from dspark.errors import DsparkError, EngineError, InvalidRequestError, OverloadedError
 from services.runtime.status import class_named, make_error
@@ -16,6 +20,16 @@ from services.runtime.wire import (
 )
 from services.scheduler.info import SchedulerInfo, SpeculationCounters
 
+_TIER_TO_PB = {
+    ServiceTier.DEFAULT: scheduler_pb2.SERVICE_TIER_DEFAULT,
+    ServiceTier.PRIORITY: scheduler_pb2.SERVICE_TIER_PRIORITY,
+    ServiceTier.FLEX: scheduler_pb2.SERVICE_TIER_FLEX,
+}
+_TIER_FROM_PB = {
+    scheduler_pb2.SERVICE_TIER_UNSPECIFIED: ServiceTier.DEFAULT,
+    **{value: key for key, value in _TIER_TO_PB.items()},
+}
+
 
 def request_to_pb(request: GenerationRequest) -> scheduler_pb2.GenerateRequest:
     """A request as a message."""
@@ -25,6 +39,7 @@ def request_to_pb(request: GenerationRequest) -> scheduler_pb2.GenerateRequest:
         sampling=sampling_to_pb(request.sampling),
         max_new_tokens=request.stop.max_new_tokens,
         stop_token_ids=sorted(request.stop.stop_token_ids),
+        service=service_to_pb(request.service),
     )
 
 
@@ -41,7 +56,38 @@ def request_from_pb(message: scheduler_pb2.GenerateRequest) -> GenerationRequest
         prompt_token_ids=tuple(message.prompt_token_ids),
         sampling=sampling_from_pb(message.sampling),
         stop=StopParams(message.max_new_tokens, frozenset(message.stop_token_ids)),
+        service=service_from_pb(message.service),
     )
+
+
+def service_to_pb(service: Service) -> scheduler_pb2.Service:
+    """Tier and promise of a request as a message."""
+    return scheduler_pb2.Service(
+        tier=_TIER_TO_PB[service.tier], tokens_per_s=service.sla.tokens_per_s, ttft_s=service.sla.ttft_s
+    )
+
+
+def service_from_pb(message: scheduler_pb2.Service) -> Service:
+    """The inverse.
+
+    Raises:
+        InvalidRequestError: a tier of another version, or a promise that is not above 0.
+    """
+    tier = _TIER_FROM_PB.get(message.tier)
+    if tier is None:
+        raise InvalidRequestError(f"tier {message.tier} is unknown; update the scheduler", "service.tier")
+    return Service(tier, Sla(_promise(message, "tokens_per_s"), _promise(message, "ttft_s")))
+
+
+def _promise(message: scheduler_pb2.Service, name: Literal["tokens_per_s", "ttft_s"]) -> float | None:
+    if not message.HasField(name):
+        return None
+    value: float = getattr(message, name)
+    if not 0.0 < value < math.inf:
+        raise InvalidRequestError(
+            f"{name} is {value:g}; promise more than 0, and not infinity", f"service.{name}"
+        )
+    return value
 
 
 def delta_to_pb(delta: TokenDelta) -> scheduler_pb2.GenerateResponse:

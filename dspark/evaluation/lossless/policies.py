@@ -27,6 +27,9 @@ _THRESHOLDS = (0.2, 0.5, 0.8)
 # Confidences of a request beside the one looked at; the last ties with much.
 _OTHER_BLOCKS = ((0.3, 0.9), (0.7, 0.6), (0.5, 0.5))
 
+# Of the request looked at, against 1 of the other.
+_WEIGHTS = (0.5, 4.0)
+
 
 def early_stop(curve: CapacityCurve) -> Policy:
     """Algorithm 1 as it ships for few drafts: one by one."""
@@ -53,19 +56,26 @@ def threshold(least: float) -> Policy:
     return lambda confidences: allocate_threshold([confidences], least)[0]
 
 
-def beside(other: Sequence[float], budget: int, *, comes_first: bool) -> Policy:
-    """The share of a block in a budget that it fills together with another request's block."""
+def early_stop_beside(other: Sequence[float], curve: CapacityCurve, weight: float) -> Policy:
+    """Algorithm 1 for a block whose request weighs so many times as much as one beside it."""
+    return lambda confidences: allocate_early_stop([confidences, other], curve, weights=[weight, 1.0])[0]
+
+
+def beside(other: Sequence[float], budget: int, *, comes_first: bool, weight: float = 1.0) -> Policy:
+    """The share of a block in a budget that it fills together with another request's block of weight 1."""
 
     def choose(confidences: Iterator[float]) -> int:
         own = list(confidences)
         blocks = (own, other) if comes_first else (other, own)
-        return _rank(*blocks).prefix_lens(budget)[0 if comes_first else 1]
+        weights = (weight, 1.0) if comes_first else (1.0, weight)
+        return _rank(*blocks, weights=weights).prefix_lens(budget)[0 if comes_first else 1]
 
     return choose
 
 
-def _rank(*blocks: Sequence[float]) -> RankedDrafts:
-    return rank_drafts([np.array(block, dtype=np.float32) for block in blocks])
+def _rank(*blocks: Sequence[float], weights: Sequence[float] | None = None) -> RankedDrafts:
+    confidences = [np.array(block, dtype=np.float32) for block in blocks]
+    return rank_drafts(confidences, None if weights is None else np.array(weights))
 
 
 def retrospective(curve: CapacityCurve) -> Policy:
@@ -97,4 +107,12 @@ def shipped_policies(gamma: int) -> dict[str, Policy]:
         for budget in range(2 * gamma + 1)
         for other in _OTHER_BLOCKS
     }
+    # Tiers and promises weigh a block as a whole.
+    curve, other = CapacityCurve.from_points([(1, 1.0), (6, 2.5)]), _OTHER_BLOCKS[-1]
+    for weight in _WEIGHTS:
+        policies[f"early stop, weight {weight:g}"] = early_stop_beside(other, curve, weight)
+        policies |= {
+            f"{budget} drafts, weight {weight:g}": beside(other, budget, comes_first=True, weight=weight)
+            for budget in range(2 * gamma + 1)
+        }
     return policies

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from dspark.decoding.service import Service
 from dspark.decoding.types import (
     Acceptance,
     FinishReason,
@@ -43,12 +44,14 @@ class Scenario:
         luck: of the requests.
         threshold: of the policy "threshold".
         max_running: requests that hold pages at once when they come as the trace says.
+        services: tiers and promises of requests by their index in the trace; the default for others.
     """
 
     machine: Machine
     luck: Luck
     threshold: float = 0.5
     max_running: int = 256
+    services: Mapping[int, Service] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ class _Simulation:
     def __init__(self, scenario: Scenario, policy: str, concurrency: int | None) -> None:
         machine, gamma, clock = scenario.machine, scenario.luck.gamma, VirtualClock()
         self._luck = scenario.luck
+        self._services = scenario.services
         self._concurrency = concurrency
         self._stories: dict[str, Story] = {}
         self._clock = clock
@@ -206,7 +210,9 @@ class _Simulation:
         served = Served(index, self._clock.now())
         self.observed.served.append(served)
         prompt = (0,) * story.request.prompt_len
-        request = GenerationRequest(request_id, prompt, _GREEDY, StopParams(story.request.output_len))
+        stop = StopParams(story.request.output_len)
+        service = self._services.get(index, Service())
+        request = GenerationRequest(request_id, prompt, _GREEDY, stop, service)
         async for delta in self._loop.submit(request):
             served.deltas.append(TimedDelta(self._clock.now(), delta))
 

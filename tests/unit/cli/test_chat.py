@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from dspark.cli.chat_client import ChatDelta, Piece, read_events, stream_chat
+from dspark.cli.chat_client import API_KEY_VARIABLE, ChatDelta, Piece, read_events, stream_chat
 from dspark.cli.chat_output import Tally, paint, wants_colour
 from dspark.cli.main import main
 from dspark.errors import InvalidRequestError, ServiceUnavailableError
@@ -33,12 +33,14 @@ class _Server(HTTPServer):
     status = 200
     answer = b""
     seen: dict[str, object]
+    authorization: str | None
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_POST(self):
+        self.server.authorization = self.headers.get("Authorization")
         self.server.seen = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(self.server.status)
         self.send_header("Content-Length", str(len(self.server.answer)))
@@ -91,6 +93,16 @@ def test_an_answer_is_taken_apart_by_token(server):
     assert deltas[1].num_tokens == 2
     assert server.seen["return_round_details"] is True
     assert server.seen["seed"] == 3
+
+
+def test_the_api_key_of_the_environment_is_sent_and_none_where_there_is_none(server, monkeypatch):
+    server.answer = _stream(USAGE)
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    list(stream_chat(_url(server), [], {}))
+    assert server.authorization is None
+    monkeypatch.setenv(API_KEY_VARIABLE, "sk-of-the-shop")
+    list(stream_chat(_url(server), [], {}))
+    assert server.authorization == "Bearer sk-of-the-shop"
 
 
 def test_a_server_that_tells_no_rounds_is_shown_plainly(server):

@@ -222,3 +222,17 @@ def test_requests_that_join_leave_or_lack_a_block_are_planned_for():
     assert [len(plan) for plan in plans] == [1, 2, 3, 1, 1]
     assert plans[2][1] == plans[3][0] == 0
     assert sum(plans[4]) > 0
+
+
+@pytest.mark.parametrize("policy", ["early-stop", "barrier", "retrospective"])
+def test_a_request_that_weighs_more_gets_more_drafts_than_its_like(policy):
+    planner = planner_of(policy)
+    # three drafts are nearly free beside two requests, the fourth is not
+    planner.learn_costs(*infos(step_cost=((1, 0.010), (5, 0.0101), (6, 0.040), (64, 0.4))))
+    blocks = [[0.8, 0.8, 0.8, 0.8]] * 2
+    for _ in range(3):
+        plain = plan(planner, blocks)
+    late = plan(planner, blocks, weights=[1.0, 4.0])
+    assert plain == [2, 1]
+    assert late[1] > late[0]
+    assert sum(late) == sum(plain)
