@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.floating]
 _GRID = np.exp(np.linspace(np.log(0.2), np.log(5.0), 33))
 # Calibration errors of N blocks closer than this over sqrt(N) are as good as equal.
 _NOISE = 0.1
-_LARGEST_OFFSET = 8.0
+LARGEST_OFFSET = 8.0
 _BISECTIONS = 24
 
 
@@ -123,7 +123,7 @@ def _fit_position(
 
 def _offset_of_mean(scaled: npt.NDArray[np.float64], before: npt.NDArray[np.float64], wanted: float) -> float:
     """The b with mean(before * sigmoid(scaled + b)) = wanted, by bisection: the mean rises with b."""
-    low, high = -_LARGEST_OFFSET, _LARGEST_OFFSET
+    low, high = -LARGEST_OFFSET, LARGEST_OFFSET
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         if float((before * sigmoid(scaled + middle)).mean()) < wanted:

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dspark.scheduling.calibration import SequentialScaling, sigmoid
-
-Floats = npt.NDArray[np.float64]
+from dspark.scheduling.calibration import LARGEST_OFFSET, SequentialScaling, sigmoid
+from dspark.scheduling.ranking import Floats
 
 # Outcomes of one position after which an old one counts for 1 / e.
 _MEMORY = 2000.0
 # How firmly the fitted slope and offset are held on to, in outcomes of the curvature of an even chance.
 _PRIOR = 0.25 * np.array([400.0, 100.0])
 _SLOPES = (0.2, 5.0)
-_LARGEST_OFFSET = 8.0
 _NUM_BINS = 15
 
 
@@ -101,7 +99,7 @@ class OnlineScaling:
         held = self._curvature + np.diag(_PRIOR)
         self._now -= np.linalg.solve(held, gradient[:, :, None])[:, :, 0]
         self._now[:, 0] = np.clip(self._now[:, 0], *_SLOPES)
-        self._now[:, 1] = np.clip(self._now[:, 1], -_LARGEST_OFFSET, _LARGEST_OFFSET)
+        self._now[:, 1] = np.clip(self._now[:, 1], -LARGEST_OFFSET, LARGEST_OFFSET)
         self.scaling = SequentialScaling(
             tuple((1.0 / self._now[:, 0]).tolist()), tuple(self._now[:, 1].tolist())
         )
