@@ -20,8 +20,8 @@ from dspark.scheduling.ranking import (
     Confidences,
     Floats,
     RankedDrafts,
+    by_position,
     gain_steps,
-    padded,
     step_size,
 )
 
@@ -129,11 +129,11 @@ def allocate_threshold(confidences: Sequence[Iterable[float]], threshold: float)
 
 def threshold_lens(confidences: Sequence[Confidences], threshold: float) -> list[int]:
     """`allocate_threshold` of all blocks at once (a test compares the two)."""
-    matrix, is_draft = padded(confidences)
+    matrix, is_draft = by_position(confidences)
     is_sure = matrix >= threshold
     if is_draft is not None:
         is_sure &= is_draft
-    prefix_lens: list[int] = np.logical_and.accumulate(is_sure, axis=1).sum(axis=1).tolist()
+    prefix_lens: list[int] = np.logical_and.accumulate(is_sure, axis=0).sum(axis=0).tolist()
     return prefix_lens
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -81,39 +82,42 @@ def rank_drafts(confidences: Sequence[Confidences], weights: Floats | None = Non
     assert num_requests <= _REQUEST_MASK + 1, f"{num_requests} requests in one round"
     # added up one by one, as a search by hand does
     base = float(num_requests) if weights is None else float(sum(weights.tolist()))
-    gains, is_draft = padded(confidences)
-    np.cumprod(gains, axis=1, out=gains)
-    gains *= _SCALE if weights is None else weights[:, None] * _SCALE
-    keys = (_GREATEST - gains.astype(np.int64)) << _PLACE_BITS
+    gains, is_draft = by_position(confidences)
+    for earlier, later in pairwise(gains):
+        later *= earlier
+    gains *= _SCALE if weights is None else weights * _SCALE
+    keys = _GREATEST - gains.astype(np.int64)
+    keys <<= _PLACE_BITS
     keys |= _places(*gains.shape)
-    ranked = np.sort(keys.ravel() if is_draft is None else keys[is_draft])
+    ranked = keys.ravel() if is_draft is None else keys[is_draft]
+    ranked.sort()
+    steps = (_GREATEST - (ranked >> _PLACE_BITS)).astype(np.float64)
+    steps *= step_size()
     return RankedDrafts(
-        gains=np.multiply(_GREATEST - (ranked >> _PLACE_BITS), step_size(), dtype=np.float64),
+        gains=steps,
         requests=ranked & _REQUEST_MASK,
         base=base,
         num_requests=num_requests,
     )
 
 
-def padded(confidences: Sequence[Confidences]) -> tuple[Floats, npt.NDArray[np.bool_] | None]:
-    """All blocks as [R, the longest], and which places hold a draft; None: all do."""
+def by_position(confidences: Sequence[Confidences]) -> tuple[Floats, npt.NDArray[np.bool_] | None]:
+    """All blocks as [the longest, R], and which places hold a draft; None: all do."""
     flat = np.frombuffer(b"".join(confidences), np.float32)  # type: ignore[arg-type]
-    num_requests, lengths = len(confidences), set(map(len, confidences))
+    lengths = list(map(len, confidences))
+    assert len(flat) == sum(lengths), "confidences are arrays of float32"
     longest = max(lengths, default=0)
     assert longest < 1 << _POSITION_BITS, f"a block of {longest} drafts"
-    if len(lengths) == 1:
-        assert len(flat) == num_requests * longest, "confidences are arrays of float32"
-        return flat.reshape(num_requests, longest).astype(np.float64), None
-    counts = np.fromiter(map(len, confidences), np.int64, num_requests)
-    assert len(flat) == counts.sum(), "confidences are arrays of float32"
-    is_draft = np.arange(longest) < counts[:, None]
-    matrix = np.zeros((num_requests, longest))
+    if lengths.count(longest) == len(lengths):
+        return flat.reshape(len(lengths), longest).T.astype(np.float64, order="C"), None
+    is_draft = np.arange(longest) < np.array(lengths)[:, None]
+    matrix = np.zeros((len(lengths), longest))
     matrix[is_draft] = flat
-    return matrix, is_draft
+    return np.ascontiguousarray(matrix.T), is_draft.T
 
 
 @lru_cache(maxsize=64)
-def _places(num_requests: int, longest: int) -> Integers:
-    """Position and request of each draft of full blocks, [R, longest]."""
+def _places(longest: int, num_requests: int) -> Integers:
+    """Position and request of each draft of full blocks, [the longest, R]."""
     positions = np.arange(longest, dtype=np.int64) << _REQUEST_BITS
-    return positions | np.arange(num_requests, dtype=np.int64)[:, None]
+    return positions[:, None] | np.arange(num_requests, dtype=np.int64)
