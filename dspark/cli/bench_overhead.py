@@ -98,7 +98,7 @@ async def _measure(args: argparse.Namespace, models: Models) -> Report:
     from dspark.evaluation.speed import LoopSystem, in_groups, measure
     from dspark.rounds.local import EngineWorker
 
-    policy = "off" if models.drafter is None else "early-stop"
+    policy = "off" if models.drafter is None else "auto"
     threads = torch.get_num_threads()
     pool_tokens = args.streams * _TOKENS_PER_STREAM
     prompts = _filled(read_prompts(args, models.target), args.streams)

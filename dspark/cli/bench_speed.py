@@ -56,8 +56,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--policy",
         choices=[name for name in POLICIES if name != "off"],
-        default="early-stop",
-        help="how DSpark schedules (default: early-stop)",
+        default="auto",
+        help="how DSpark schedules (default: auto)",
     )
     add_report_option(parser)
     parser.set_defaults(run=run)

@@ -71,7 +71,7 @@ def add_up_options(parser: argparse.ArgumentParser) -> None:
     store.add_argument(
         "--no-redis", action="store_true", default=None, help="keep no state outside the processes"
     )
-    parser.add_argument("--policy", choices=POLICIES, help="how drafts are scheduled (default: early-stop)")
+    parser.add_argument("--policy", choices=POLICIES, help="how drafts are scheduled (default: auto)")
     parser.add_argument(
         "--metrics-port",
         type=int,

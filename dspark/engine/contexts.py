@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,15 +29,22 @@ class DraftContext:
     pages: list[int] = field(default_factory=list)
     # rows that arrived since, each [t, L*H]
     pending: list[Tensor] = field(default_factory=list)
+    # their sum
+    num_pending: int = 0
     last_used: int = 0
     # drafted for since features were last absorbed: the next draft will most likely want them
     is_in_use: bool = False
     last_block: PastBlock | None = None
 
-    @property
-    def num_pending(self) -> int:
-        """Rows that have arrived and are not in the pages."""
-        return sum(len(rows) for rows in self.pending)
+    def add(self, rows: Tensor) -> None:
+        """Keep rows that follow on what is here."""
+        self.pending.append(rows)
+        self.num_pending += len(rows)
+
+    def settle(self, num_computed: int, pending: Sequence[Tensor] = ()) -> None:
+        """Hold so many rows in pages, and those that wait."""
+        self.num_computed, self.pending = num_computed, list(pending)
+        self.num_pending = sum(len(rows) for rows in self.pending)
 
     @property
     def end(self) -> int:
@@ -73,7 +80,7 @@ class ContextTable:
             context = self._contexts[batch.request_id] = DraftContext(batch.epoch, batch.start)
         elif batch.start < context.end:
             _truncate(context, batch.start)
-        context.pending.append(rows.to(self._dtype))
+        context.add(rows.to(self._dtype))
 
     def ready(self, request: DraftRequest) -> DraftContext | None:
         """The context, if it ends exactly before the anchor of the request."""
@@ -125,7 +132,7 @@ def _truncate(context: DraftContext, position: int) -> None:
     """Drop features from the absolute `position` on (the verifier computed them again)."""
     keep = position - context.start
     if keep <= context.num_computed:
-        context.num_computed, context.pending = keep, []
+        context.settle(keep)
         return
     rows = torch.cat(context.pending)[: keep - context.num_computed]
-    context.pending = [rows]
+    context.settle(context.num_computed, [rows])

@@ -217,7 +217,7 @@ class DraftEngine:
             for layer, (key, value) in enumerate(pairs):
                 write_pages(self._pool, layer, key, value, layout)
         for context, (_, last) in zip(waiting, spans, strict=True):
-            context.num_computed, context.pending = last, []
+            context.settle(last)
 
     def _slots(self, context: DraftContext, index: Integers) -> Integers:
         """Pool slots of context-relative token indices."""

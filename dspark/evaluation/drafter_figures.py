@@ -69,7 +69,7 @@ async def measure_drafter(
     gamma = engines.drafter.info.gamma
     # Room behind the limit, so that the last counted round is a whole one.
     full = await _decode(engines, prompts, plan, policy="fixed", extra_tokens=gamma)
-    as_served = await _decode(engines, prompts, plan, policy="early-stop")
+    as_served = await _decode(engines, prompts, plan, policy="auto")
     figures = []
     for task in task_names(prompts):
         places = [place for place, prompt in enumerate(prompts) if prompt.task == task]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from dspark.decoding.types import Acceptance, DrafterInfo, SamplingParams, VerifierInfo
@@ -22,7 +23,7 @@ _PREFILL_RATE = 0.02
 _FEW_DRAFTS = 64
 
 
-class AdaptivePlanner:
+class AdaptivePlanner(ABC):
     """What these policies share: measured costs, draft lengths from past rounds, and the guard."""
 
     prepares = False
@@ -65,11 +66,12 @@ class AdaptivePlanner:
         return self._steps.error if self._steps is not None else 0.0
 
     def check(self, sampling: SamplingParams) -> None:
-        """Takes every request."""
+        """Take every request."""
+        return
 
-    def wants_drafts(self, num_requests: int) -> bool:
-        """Whether drafting has paid lately; asked once per round."""
-        return self._guard.wants_drafts()
+    def num_to_draft(self, num_requests: int) -> int:
+        """All, as long as drafting has paid lately; asked once per round."""
+        return self._guard.num_to_draft(num_requests)
 
     def draft_len(self, history: DraftLength, gamma: int) -> int:
         """As many as earlier rounds of the request made use of, and a little more."""
@@ -77,6 +79,7 @@ class AdaptivePlanner:
 
     def prepare(self, step: StepAhead) -> None:
         """Nothing to prepare."""
+        return
 
     def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """Prefix lengths, and what they tell the guard."""
@@ -86,22 +89,18 @@ class AdaptivePlanner:
             return [0] * len(confidences)
         curve = self._curve(num_slots, step)
         plan = self._search(step, confidences, curve)
-        self._guard.judge(plan, curve)
+        self._guard.judge(self._judged(plan, step, confidences, curve), curve)
         return plan.prefix_lens
 
+    @abstractmethod
     def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
-        ranked = rank_drafts(confidences, step.weights)
-        num_admitted = self._num_admitted(ranked, curve)
-        return Plan(
-            prefix_lens=ranked.prefix_lens(num_admitted),
-            num_admitted=num_admitted,
-            expected=ranked.base + float(ranked.gains[:num_admitted].sum()),
-            base=ranked.base,
-            num_requests=len(confidences),
-        )
+        """How much of each block is verified."""
 
-    def _num_admitted(self, ranked: RankedDrafts, curve: CapacityCurve) -> int:
-        raise NotImplementedError
+    def _judged(
+        self, plan: Plan, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve
+    ) -> Plan:
+        """The plan by which later rounds decide whether to draft."""
+        return plan
 
     def _curve(self, num_slots: int, step: StepAhead) -> CapacityCurve:
         """Costs of this round if its blocks have so many slots together."""
@@ -123,21 +122,7 @@ class EarlyStopPlanner(AdaptivePlanner):
     """Algorithm 1 with early stop; see `allocate_early_stop`."""
 
     def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
-        if sum(map(len, confidences)) > _FEW_DRAFTS:
-            return super()._search(step, confidences, curve)
-        blocks = [confidence.tolist() for confidence in confidences]
-        weights = [1.0] * len(blocks) if step.weights is None else step.weights.tolist()
-        prefix_lens = allocate_early_stop(blocks, curve, weights=weights)
-        base = expected = sum(weights)
-        for block, weight, prefix_len in zip(blocks, weights, prefix_lens, strict=True):
-            alive = weight
-            for value in block[:prefix_len]:
-                alive *= value
-                expected += alive
-        return Plan(prefix_lens, sum(prefix_lens), expected, base, len(blocks))
-
-    def _num_admitted(self, ranked: RankedDrafts, curve: CapacityCurve) -> int:
-        return early_stop_budget(ranked, curve)
+        return early_stop_plan(step, confidences, curve)
 
 
 class RetrospectivePlanner(AdaptivePlanner):
@@ -162,8 +147,9 @@ class RetrospectivePlanner(AdaptivePlanner):
                 field="seed",
             )
 
-    def _num_admitted(self, ranked: RankedDrafts, curve: CapacityCurve) -> int:
-        return best_budget(ranked, curve)
+    def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
+        ranked = rank_drafts(confidences, step.weights)
+        return plan_of(ranked, best_budget(ranked, curve))
 
 
 class BarrierPlanner(AdaptivePlanner):
@@ -205,10 +191,49 @@ class BarrierPlanner(AdaptivePlanner):
         """Fill the budget that was fixed before these confidences were known."""
         self._round_number += 1
         prefix_lens = super().plan(step, confidences)
-        self._history.record(Snapshot(self._round_number, step.request_ids, confidences))
+        if any(map(len, confidences)):
+            self._history.record(Snapshot(self._round_number, step.request_ids, confidences))
         self._budget = None
         return prefix_lens
 
-    def _num_admitted(self, ranked: RankedDrafts, curve: CapacityCurve) -> int:
+    def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
         assert self._budget is not None, "prepare comes before the drafts"
-        return min(self._budget, len(ranked.gains))
+        ranked = rank_drafts(confidences, step.weights)
+        return plan_of(ranked, min(self._budget, len(ranked.gains)))
+
+    def _judged(
+        self, plan: Plan, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve
+    ) -> Plan:
+        """Of a probe, what would have been best: its budget came from before the pause."""
+        if not self._guard.is_probing:
+            return plan
+        ranked = rank_drafts(confidences, step.weights)
+        return plan_of(ranked, best_budget(ranked, curve))
+
+
+def plan_of(ranked: RankedDrafts, num_admitted: int) -> Plan:
+    """The plan that admits so many drafts."""
+    return Plan(
+        prefix_lens=ranked.prefix_lens(num_admitted),
+        num_admitted=num_admitted,
+        expected=ranked.base + float(ranked.gains[:num_admitted].sum()),
+        base=ranked.base,
+        num_requests=ranked.num_requests,
+    )
+
+
+def early_stop_plan(step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
+    """The plan of Algorithm 1 with early stop."""
+    if sum(map(len, confidences)) > _FEW_DRAFTS:
+        ranked = rank_drafts(confidences, step.weights)
+        return plan_of(ranked, early_stop_budget(ranked, curve))
+    blocks = [confidence.tolist() for confidence in confidences]
+    weights = [1.0] * len(blocks) if step.weights is None else step.weights.tolist()
+    prefix_lens = allocate_early_stop(blocks, curve, weights=weights)
+    base = expected = sum(weights)
+    for block, weight, prefix_len in zip(blocks, weights, prefix_lens, strict=True):
+        alive = weight
+        for value in block[:prefix_len]:
+            alive *= value
+            expected += alive
+    return Plan(prefix_lens, sum(prefix_lens), expected, base, len(blocks))

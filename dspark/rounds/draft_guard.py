@@ -1,4 +1,4 @@
-"""Stops drafting for a while where it keeps losing against plain decoding."""
+"""Stops drafting for a while where it keeps losing against plain decoding, then tries with a few requests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dspark.scheduling.capacity import CapacityCurve
 _ROUNDS_BEFORE_PAUSE = 4
 # Rounds of the first pause; doubles while drafting keeps losing.
 _FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
+# After a pause one request in so many has a block; while that pays, twice as many in each further round.
+_PROBED_ONE_IN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +34,51 @@ class Plan:
 
 
 class DraftGuard:
-    """Looks at plans of earlier rounds only, so it is as causal as the allocation it guards."""
+    """Looks at plans of earlier rounds only, so it is as causal as the allocation it guards.
+
+    A probe costs a draft that is most likely in vain, at a load where drafts are dear. So it is made for few
+    requests, others each time, and grows only as long as it pays for those.
+    """
 
     def __init__(self) -> None:
         self._num_losses = 0
         self._pause_len = _FIRST_PAUSE
         self._num_paused = 0
+        # requests drafted for in the round now; None: all
+        self._num_probed: int | None = None
 
-    def wants_drafts(self) -> bool:
-        """Whether drafting has paid lately; asked once per round."""
+    @property
+    def is_probing(self) -> bool:
+        """Whether it is in doubt that drafting pays."""
+        return self._num_probed is not None
+
+    def num_to_draft(self, num_requests: int) -> int:
+        """For how many requests to draft, from how that has paid lately; asked once per round."""
         if self._num_paused > 0:
             self._num_paused -= 1
-            return False
-        return True
+            return 0
+        if self._num_probed is None:
+            return num_requests
+        self._num_probed = min(num_requests, max(self._num_probed, -(-num_requests // _PROBED_ONE_IN)))
+        return self._num_probed
 
     def judge(self, plan: Plan, curve: CapacityCurve) -> None:
         """Compare a plan with a round that never drafted, and pause drafting after a row of losses."""
         drafted = (plan.expected + curve.prompt_gain) / curve.round_s(plan.num_requests + plan.num_admitted)
         plain = (plan.base + curve.prompt_gain) / (curve.round_s(plan.num_requests) - curve.draft_s)
-        if drafted >= plain:
-            self._num_losses, self._pause_len = 0, _FIRST_PAUSE
-            return
+        if drafted < plain:
+            self._lose()
+        elif self._num_probed is not None and self._num_probed < plan.num_requests:
+            self._num_probed *= 2
+        else:
+            self._num_losses, self._pause_len, self._num_probed = 0, _FIRST_PAUSE, None
+
+    def _lose(self) -> None:
         self._num_losses += 1
-        if self._num_losses >= _ROUNDS_BEFORE_PAUSE:
-            # One more losing round after the pause is enough for the next, longer one.
-            self._num_losses = _ROUNDS_BEFORE_PAUSE - 1
-            self._num_paused = self._pause_len
-            self._pause_len = min(2 * self._pause_len, _LONGEST_PAUSE)
+        if self._num_losses < _ROUNDS_BEFORE_PAUSE:
+            return
+        # One more losing round after the pause is enough for the next, longer one.
+        self._num_losses = _ROUNDS_BEFORE_PAUSE - 1
+        self._num_paused = self._pause_len
+        self._pause_len = min(2 * self._pause_len, _LONGEST_PAUSE)
+        self._num_probed = 0

@@ -8,6 +8,7 @@ from typing import Protocol
 from dspark.decoding.types import DrafterInfo, SamplingParams, VerifierInfo
 from dspark.errors import ConfigurationError
 from dspark.rounds.adaptive import BarrierPlanner, EarlyStopPlanner, RetrospectivePlanner
+from dspark.rounds.auto import AutoPlanner
 from dspark.rounds.stats import RoundReport
 from dspark.rounds.step_ahead import StepAhead
 from dspark.scheduling.allocation import allocate_fixed, allocate_off, threshold_lens
@@ -43,8 +44,8 @@ class Planner(Protocol):
         """
         ...
 
-    def wants_drafts(self, num_requests: int) -> bool:
-        """Whether drafting for so many requests is worth its time in this round."""
+    def num_to_draft(self, num_requests: int) -> int:
+        """For how many of the requests to ask for a block in this round; asked once per round."""
         ...
 
     def draft_len(self, history: DraftLength, gamma: int) -> int:
@@ -91,9 +92,9 @@ class FreePlanner:
 class OffPlanner(FreePlanner):
     """Plain decoding."""
 
-    def wants_drafts(self, num_requests: int) -> bool:
-        """Never."""
-        return False
+    def num_to_draft(self, num_requests: int) -> int:
+        """None."""
+        return 0
 
     def draft_len(self, history: DraftLength, gamma: int) -> int:
         """None."""
@@ -110,9 +111,9 @@ class FixedPlanner(FreePlanner):
     def __init__(self, prefix_len: int) -> None:
         self._prefix_len = prefix_len
 
-    def wants_drafts(self, num_requests: int) -> bool:
-        """Always, unless the prefix is empty."""
-        return self._prefix_len > 0
+    def num_to_draft(self, num_requests: int) -> int:
+        """All, unless the prefix is empty."""
+        return num_requests if self._prefix_len > 0 else 0
 
     def draft_len(self, history: DraftLength, gamma: int) -> int:
         """Whole blocks, cut by the plan: the drafter was trained with all slots present."""
@@ -129,9 +130,9 @@ class ThresholdPlanner(FreePlanner):
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
 
-    def wants_drafts(self, num_requests: int) -> bool:
-        """Always."""
-        return True
+    def num_to_draft(self, num_requests: int) -> int:
+        """All."""
+        return num_requests
 
     def draft_len(self, history: DraftLength, gamma: int) -> int:
         """Whole blocks."""
@@ -154,6 +155,7 @@ def planner_of(policy: str, *, fixed_len: int = 7, threshold: float = 0.5) -> Pl
         ConfigurationError: no such policy.
     """
     makers: dict[str, Callable[[], Planner]] = {
+        "auto": AutoPlanner,
         "early-stop": EarlyStopPlanner,
         "barrier": BarrierPlanner,
         "retrospective": RetrospectivePlanner,

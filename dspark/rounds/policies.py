@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-PolicyName = Literal["early-stop", "barrier", "retrospective", "threshold", "fixed", "off"]
+PolicyName = Literal["auto", "early-stop", "barrier", "retrospective", "threshold", "fixed", "off"]
 POLICIES: tuple[str, ...] = get_args(PolicyName)

@@ -73,6 +73,8 @@ class Round:
         self._config = config
         self._clock = clock
         self.counters = RoundCounters()
+        # requests drafted for in rounds that did so for some only
+        self._num_sampled = 0
 
     async def run(self) -> RoundReport:
         """Run one round over all open requests.
@@ -122,14 +124,21 @@ class Round:
     def _asks(self, decoding: Sequence[LiveRequest]) -> dict[str, DraftRequest]:
         """What to ask of the drafter in this round, by request id."""
         info = self._drafts.info
-        if info is None or not decoding or not self._planner.wants_drafts(len(decoding)):
+        if info is None or not decoding:
             return {}
         asks = {}
-        for live in decoding:
+        for live in self._turn_of(decoding, self._planner.num_to_draft(len(decoding))):
             ask = live.ask_for_block(self._planner.draft_len(live.draft_length, info.gamma))
             if ask is not None:
                 asks[live.request_id] = ask
         return asks
+
+    def _turn_of(self, decoding: Sequence[LiveRequest], num_wanted: int) -> Sequence[LiveRequest]:
+        """So many of the requests, others each time."""
+        if num_wanted >= len(decoding):
+            return decoding
+        first, self._num_sampled = self._num_sampled, self._num_sampled + num_wanted
+        return [decoding[place % len(decoding)] for place in range(first, first + num_wanted)]
 
     async def _draft(
         self, decoding: Sequence[LiveRequest], asks: dict[str, DraftRequest], step: StepAhead

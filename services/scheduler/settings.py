@@ -20,7 +20,7 @@ class SchedulerSettings(ServiceSettings):
     redis_url: SecretStr = Field(
         SecretStr(""), description="redis://host:port or unix:///path/of/socket of the store; empty: none."
     )
-    policy: PolicyName = Field("early-stop", description="How prefixes are chosen.")
+    policy: PolicyName = Field("auto", description="How prefixes are chosen.")
     fixed_len: int = Field(7, ge=0, description="Drafts verified of every block under policy fixed.")
     threshold: float = Field(
         0.5, ge=0, le=1, description="Least confidence of a draft that is verified under policy threshold."

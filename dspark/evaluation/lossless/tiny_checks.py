@@ -53,10 +53,10 @@ class ChangingPlanner(FreePlanner):
         self._num_lens = max_len + 1
         self._num_rounds = 0
 
-    def wants_drafts(self, num_requests: int) -> bool:
-        """Two rounds of three."""
+    def num_to_draft(self, num_requests: int) -> int:
+        """All in one round, half of them in the next, none in the third."""
         self._num_rounds += 1
-        return self._num_rounds % 3 > 0
+        return num_requests * (self._num_rounds % 3) // 2
 
     def draft_len(self, history: DraftLength, gamma: int) -> int:
         """Another one in every round."""

@@ -9,7 +9,7 @@ from dspark.evaluation.simulation.runner import MTP_1
 from dspark.evaluation.verdict import Check, at_least, at_most, largest_rise
 
 # Those that weigh what drafts may bring against what a step costs.
-SCHEDULED = ("early-stop", "barrier", "retrospective")
+SCHEDULED = ("auto", "early-stop", "barrier", "retrospective")
 LEAST_SCHEDULED_VS_BETTER = 0.98
 # Drafts per request and round that may be chance: loads serve different numbers of the same requests.
 MOST_RISE_OF_VERIFIED = 0.2

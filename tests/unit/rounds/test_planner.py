@@ -49,7 +49,9 @@ def test_policies_are_found_by_name():
     fixed = planner_of("fixed", fixed_len=3)
     assert isinstance(fixed, FixedPlanner)
     assert plan(fixed, [[0.1] * 7, []]) == [3, 0]
-    with pytest.raises(ConfigurationError, match=r"choose one of early-stop, .*, retrospective, .*, off"):
+    with pytest.raises(
+        ConfigurationError, match=r"choose one of auto, early-stop, .*, retrospective, .*, off"
+    ):
         planner_of("clever")
 
 
@@ -73,7 +75,7 @@ def test_drafting_pauses_after_a_row_of_losses_and_longer_each_time():
 
     def rounds_until_the_next_draft() -> int:
         num_paused = 0
-        while not planner.wants_drafts(1):
+        while planner.num_to_draft(1) == 0:
             num_paused += 1
         return num_paused
 
@@ -84,20 +86,50 @@ def test_drafting_pauses_after_a_row_of_losses_and_longer_each_time():
     assert pauses == [0, 0, 0, 0, 8, 16, 32]
 
 
+def test_a_probe_is_of_few_requests_and_grows_while_it_pays():
+    planner = adaptive()
+    good, bad = [0.95] * 4, [0.01] * 4
+
+    def next_sample() -> int:
+        while not (size := planner.num_to_draft(32)):
+            pass
+        return size
+
+    def probe(block) -> int:
+        size = next_sample()
+        plan(planner, [*[block] * size, *[[]] * (32 - size)])
+        return size
+
+    assert [probe(bad) for _ in range(4)] == [32] * 4
+    assert [probe(bad), probe(good), probe(good), probe(bad)] == [4, 4, 8, 16]
+    assert [probe(good), probe(good), probe(good), probe(good), probe(good)] == [4, 8, 16, 32, 32]
+
+
+def test_the_barrier_judges_a_probe_by_what_its_confidences_would_have_allowed():
+    planner = barrier(step_cost=STAIRS)
+    while planner.num_to_draft(1):
+        plan(planner, [[0.01] * 2], request_ids=["a"])
+    while not planner.num_to_draft(1):
+        assert plan(planner, [[]], request_ids=["a"]) == [0]
+    assert plan(planner, [[0.95] * 2], request_ids=["a"]) == [0], "the budget is from before the pause"
+    assert planner.num_to_draft(1) == 1
+    assert [plan(planner, [[0.95] * 2], request_ids=["a"]) for _ in range(2)] == [[0], [2]]
+
+
 def test_one_good_round_ends_the_suspicion():
     planner = adaptive()
     for _ in range(20):
         for _ in range(3):
             plan(planner, [[0.01] * 4])
         plan(planner, [[0.95] * 4])
-        assert planner.wants_drafts(1)
+        assert planner.num_to_draft(1) == 1
 
 
 def test_a_round_without_blocks_tells_nothing_about_drafting():
     planner = adaptive()
     for _ in range(20):
         assert plan(planner, [[], []], 5) == [0, 0]
-    assert planner.wants_drafts(2)
+    assert planner.num_to_draft(2) == 2
 
 
 def test_a_drafter_without_measured_cost_is_taken_to_be_free():
@@ -224,7 +256,7 @@ def test_requests_that_join_leave_or_lack_a_block_are_planned_for():
     assert sum(plans[4]) > 0
 
 
-@pytest.mark.parametrize("policy", ["early-stop", "barrier", "retrospective"])
+@pytest.mark.parametrize("policy", ["auto", "early-stop", "barrier", "retrospective"])
 def test_a_request_that_weighs_more_gets_more_drafts_than_its_like(policy):
     planner = planner_of(policy)
     # three drafts are nearly free beside two requests, the fourth is not

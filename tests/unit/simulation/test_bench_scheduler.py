@@ -67,7 +67,7 @@ def test_a_saved_trace_is_one_that_can_be_replayed(tmp_path, capsys):
         (["--concurrency", ""], "'' is not a whole number of at least 1"),
         (["--rate", "0"], "'0' is not a number above 0"),
         (["--rate", "1", "--concurrency", "1"], "not allowed with argument"),
-        (["--policies", "off,clever"], "'clever' is none of early-stop, barrier"),
+        (["--policies", "off,clever"], "'clever' is none of auto, early-stop, barrier"),
         (["--gamma", "65"], "'65' is more than 64"),
         (["--seed", "-1"], "'-1' is not a whole number from 0"),
         (["--seed", "4294967296"], "is not a whole number from 0"),

@@ -1,0 +1,67 @@
+"""Early stop or barrier, whichever has planned better lately."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dspark.rounds.adaptive import BarrierPlanner, early_stop_plan
+from dspark.rounds.draft_guard import Plan
+from dspark.rounds.step_ahead import StepAhead
+from dspark.scheduling.allocation import early_stop_budget
+from dspark.scheduling.capacity import CapacityCurve
+from dspark.scheduling.ranking import Confidences, RankedDrafts, rank_drafts
+
+# Weight of the newest round in the mean advantage.
+_RATE = 0.05
+
+
+class AutoPlanner(BarrierPlanner):
+    """Plans by early stop or by the barrier, as each would have fared in the rounds before.
+
+    Early stop knows this round's confidences, which is worth most with few requests, whose survivals change
+    from round to round; at the edge of a step of the curve it stops too soon. The barrier compares all
+    budgets, by confidences that are two rounds old, which matters little with many requests. After each
+    round both are held against what its confidences promised.
+
+    Losslessness. Both plans are causal, and which of them is taken follows from earlier rounds alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # mean log-ratio of the speeds that early stop and the barrier promised
+        self._advantage = 0.0
+        self._last: tuple[Sequence[Confidences], StepAhead, CapacityCurve, int] | None = None
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether the next round is planned by early stop."""
+        return self._advantage >= 0.0
+
+    def prepare(self, step: StepAhead) -> None:
+        """Look back on the round before, then fix the budget of the coming one."""
+        if self._last is not None:
+            self._look_back(*self._last)
+            self._last = None
+        super().prepare(step)
+
+    def _look_back(
+        self, confidences: Sequence[Confidences], step: StepAhead, curve: CapacityCurve, budget: int
+    ) -> None:
+        ranked = rank_drafts(confidences, step.weights)
+        early, late = early_stop_budget(ranked, curve), min(budget, len(ranked.gains))
+        ratio = _speed(ranked, early, curve) / _speed(ranked, late, curve)
+        self._advantage += _RATE * (math.log(ratio) - self._advantage)
+
+    def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
+        assert self._budget is not None, "prepare comes before the drafts"
+        self._last = (confidences, step, curve, self._budget)
+        if self.stops_early:
+            return early_stop_plan(step, confidences, curve)
+        return super()._search(step, confidences, curve)
+
+
+def _speed(ranked: RankedDrafts, num_admitted: int, curve: CapacityCurve) -> float:
+    """Weighted tokens per second with so many drafts admitted."""
+    expected = ranked.base + curve.prompt_gain + float(ranked.gains[:num_admitted].sum())
+    return expected / curve.round_s(ranked.num_requests + num_admitted)
