@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from dspark.rounds.auto import AutoPlanner
 from dspark.rounds.step_ahead import StepAhead
 from tests.unit.rounds.test_planner import STAIRS, barrier, infos, plan
