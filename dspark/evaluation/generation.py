@@ -196,4 +196,5 @@ class LocalDecoder:
 
 
 async def _collect(request_id: str, stream: RequestStream) -> Generation:
-    return Generation(request_id, tuple([delta async for delta in stream]))
+    async with stream:
+        return Generation(request_id, tuple([delta async for delta in stream]))

@@ -1,19 +1,31 @@
-"""Throughput against speed per user: the same prompts, so many streams kept busy, policies taking turns."""
+"""Throughput against speed per user: so many streams kept busy under each policy, all at the same time."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import cycle, islice
-from statistics import median
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 
 import numpy as np
+import numpy.typing as npt
 
-from dspark.evaluation.generation import Generation, LocalDecoder
+from dspark.decoding.types import GenerationRequest
+from dspark.evaluation.generation import Engines, LocalDecoder
 from dspark.evaluation.requests import make_requests
 from dspark.evaluation.tasks import TaskPrompt
+from dspark.evaluation.turns import Slice, Turns, TurnWorker
+from dspark.rounds.stats import RoundReport
+
+BASELINES = ("off", "fixed")
+
+# Share of a policy's time in which its streams and what it learns settle.
+_SETTLING = 0.2
+# Turns of a policy, at least, in the time it is measured for.
+_TURNS = 10
+_LONGEST_TURN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +33,8 @@ class LoadPoint:
     """What one policy reached with so many streams.
 
     Attributes:
-        tokens_per_s: of all streams together.
-        user_tokens_per_s: of one request from its submission to its end, the median.
+        tokens_per_s: of all streams together, the first token of an output left out.
+        user_tokens_per_s: of one stream.
         mean_committed: tokens a request commits in a round.
         mean_verified: drafts of a request that are verified in a round.
         batch_tokens: of a step, the mean.
@@ -40,88 +52,151 @@ class LoadPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """One pass of one policy over the prompts of a load."""
+class Ratio:
+    """A quotient of two speeds, and its standard error as the turns tell it."""
 
-    seconds: float
-    outputs: Sequence[Generation]
-    # seconds of each output, from submission to end
-    waits_s: Sequence[float]
-    # (tokens committed, drafts verified) of each request in each round
-    parts: Sequence[tuple[int, int]]
-    batch_tokens: Sequence[int]
+    value: float
+    error: float
 
 
-def prompts_of_load(prompts: Sequence[TaskPrompt], streams: int, least: int) -> list[TaskPrompt]:
-    """At least `least`, and two for each stream, so that starting and ending streams weigh little."""
-    return list(islice(cycle(prompts), max(least, 2 * streams)))
+# Measured turns of each policy, as many of one as of another.
+Load = Mapping[str, Sequence[Slice]]
 
 
-async def run_pass(
-    decoder: LocalDecoder,
+class _TurnDecoder(LocalDecoder):
+    """A loop that works in turn with others over the same engines."""
+
+    def __init__(self, engines: Engines, turns: Turns, policy: str) -> None:
+        worker = TurnWorker(engines.worker, turns, policy)
+        super().__init__(replace(engines, worker=worker), policy=policy)
+        self._turns, self._name = turns, policy
+
+    def on_round(self, report: RoundReport) -> None:
+        """See `RoundObserver`."""
+        super().on_round(report)
+        self._turns.end_round(self._name, report)
+
+
+async def measure_load(
+    engines: Engines,
+    policies: Sequence[str],
     prompts: Sequence[TaskPrompt],
-    streams: int,
     *,
+    streams: int,
     max_new_tokens: int,
     eos_token_ids: Sequence[int],
+    seconds: float,
+) -> Load:
+    """Keep so many streams busy under each policy until each has had its seconds.
+
+    Args:
+        engines: which all policies share, a turn each.
+        policies: by name; "fixed" is the full block.
+        prompts: decoded greedily over and over, the same for all.
+        streams: of each policy.
+        max_new_tokens: of an output; the first of a stream is shorter, so that streams do not run in step.
+        eos_token_ids: tokens that end an output.
+        seconds: of each policy's own time, the settling included.
+    """
+    turns = Turns(policies, slice_s=min(_LONGEST_TURN_S, seconds / _TURNS), seconds=seconds)
+    work: list[asyncio.Future[bool]] = [asyncio.ensure_future(turns.done.wait())]
+    async with AsyncExitStack() as stack:
+        for policy in policies:
+            decoder = await stack.enter_async_context(_TurnDecoder(engines, turns, policy))
+            requests = endless_requests(prompts, streams, max_new_tokens, eos_token_ids, label=f"{policy}-")
+            work += await stack.enter_async_context(_busy(decoder, requests, streams))
+        ended, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        turns.finish()
+        for task in ended:
+            task.result()
+    num_turns = min(map(len, turns.slices.values()))
+    first = round(_SETTLING * num_turns)
+    return {policy: slices[first:num_turns] for policy, slices in turns.slices.items()}
+
+
+def endless_requests(
+    prompts: Sequence[TaskPrompt],
+    streams: int,
+    max_new_tokens: int,
+    eos_token_ids: Sequence[int],
+    *,
     label: str,
-) -> Pass:
-    """Decode the prompts greedily, so many at a time: a stream that has ended one takes the next."""
-    requests = iter(make_requests(prompts, max_new_tokens, eos_token_ids, label=label))
-    outputs: list[Generation] = []
-    waits: list[float] = []
+) -> Iterator[GenerationRequest]:
+    """The prompts over and over; of the first outputs, one a stream, each is longer than the one before."""
+    for number in count():
+        share = (number + 1) / streams
+        length = max_new_tokens if share > 1.0 else math.ceil(share * max_new_tokens)
+        prompt = prompts[number % len(prompts)]
+        yield from make_requests([prompt], length, eos_token_ids, label=f"{label}{number}-")
 
-    async def stream() -> None:
+
+@asynccontextmanager
+async def _busy(
+    decoder: LocalDecoder, requests: Iterator[GenerationRequest], streams: int
+) -> AsyncIterator[Sequence[asyncio.Future[bool]]]:
+    """So many streams, each of which takes the next request when one has ended; they end by an error only."""
+
+    async def stream() -> bool:
         for request in requests:
-            begun = time.perf_counter()
-            outputs.extend(await decoder.generate([request]))
-            waits.append(time.perf_counter() - begun)
+            await decoder.generate([request])
+        return False
 
-    num_rounds = len(decoder.rounds)
-    started = time.perf_counter()
-    await asyncio.gather(*(stream() for _ in range(streams)))
-    seconds = time.perf_counter() - started
-    reports = [timed.report for timed in decoder.rounds[num_rounds:]]
-    return Pass(
-        seconds,
-        outputs,
-        waits,
-        [(part.num_committed, part.num_scheduled) for report in reports for part in report.verified],
-        [report.batch_tokens for report in reports],
+    tasks = [asyncio.ensure_future(stream()) for _ in range(streams)]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def point_of(slices: Sequence[Slice], streams: int) -> LoadPoint:
+    """Figures of the turns of one policy."""
+    rounds = [report for one in slices for report in one.rounds]
+    parts = [(part.num_committed, part.num_scheduled) for report in rounds for part in report.verified]
+    committed, verified = (
+        np.array(parts, dtype=np.float64).reshape(-1, 2).mean(axis=0) if parts else (0.0, 0.0)
     )
-
-
-def point_of(passes: Sequence[Pass]) -> LoadPoint:
-    """Figures of all passes of one policy under one load."""
-    counts = [[len(output.token_ids) for output in one.outputs] for one in passes]
-    speeds = [
-        count / wait
-        for one, own in zip(passes, counts, strict=True)
-        for count, wait in zip(own, one.waits_s, strict=True)
-    ]
-    parts = np.array([part for one in passes for part in one.parts], dtype=np.float64).reshape(-1, 2)
-    batches = [size for one in passes for size in one.batch_tokens]
+    tokens_per_s = sum(map(_num_tokens, slices)) / sum(one.seconds for one in slices)
     return LoadPoint(
-        tokens_per_s=sum(map(sum, counts)) / sum(one.seconds for one in passes),
-        user_tokens_per_s=median(speeds),
-        mean_committed=float(parts[:, 0].mean()) if len(parts) else 0.0,
-        mean_verified=float(parts[:, 1].mean()) if len(parts) else 0.0,
-        batch_tokens=float(np.mean(batches)) if batches else 0.0,
+        tokens_per_s=tokens_per_s,
+        user_tokens_per_s=tokens_per_s / streams,
+        mean_committed=float(committed),
+        mean_verified=float(verified),
+        batch_tokens=float(np.mean([report.batch_tokens for report in rounds])),
     )
 
 
-def turns(policies: Sequence[str], number: int) -> Iterator[str]:
-    """The policies in another order each time, so that what slows the machine slows all of them alike."""
-    first = number % len(policies)
-    return iter((*policies[first:], *policies[:first]))
+def ratio_of(ours: Sequence[Slice], theirs: Sequence[Slice]) -> Ratio:
+    """Tokens per second against tokens per second, turn n of one beside turn n of the other.
+
+    The error is the jackknife's: how much the quotient changes when a pair of turns is left out.
+    """
+    table = np.array(
+        [
+            (_num_tokens(our), our.seconds, _num_tokens(their), their.seconds)
+            for our, their in zip(ours, theirs, strict=True)
+        ],
+        dtype=np.float64,
+    )
+    without = table.sum(axis=0) - table
+
+    num_turns, others = len(table), _quotients(without)
+    error = math.sqrt((num_turns - 1) * np.var(others)) if num_turns > 1 else math.inf
+    return Ratio(float(_quotients(table.sum(axis=0))), error)
 
 
-def ratios_of(loads: Mapping[int, Mapping[str, LoadPoint]], policy: str) -> dict[str, float]:
-    """The policy against plain decoding, the full block, and the better of both, by number of streams."""
-    ratios = {}
-    for streams, points in loads.items():
-        own, plain, fixed = (points[name].tokens_per_s for name in (policy, "off", "fixed"))
-        ratios[f"{policy}_vs_plain, {streams} streams"] = own / plain
-        ratios[f"{policy}_vs_fixed, {streams} streams"] = own / fixed
-        ratios[f"{policy}_vs_better, {streams} streams"] = own / max(plain, fixed)
-    return ratios
+def ratios_of(load: Load, policy: str) -> dict[str, Ratio]:
+    """The policy against plain decoding, the full block, and the better of both."""
+    plain, fixed = (ratio_of(load[policy], load[name]) for name in BASELINES)
+    return {"plain": plain, "fixed": fixed, "better": min(plain, fixed, key=lambda one: one.value)}
+
+
+def _quotients(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """[..., (our tokens, our seconds, their tokens, their seconds)] to [...]."""
+    quotients: npt.NDArray[np.float64] = sums[..., 0] / sums[..., 1] * sums[..., 3] / sums[..., 2]
+    return quotients
+
+
+def _num_tokens(one: Slice) -> int:
+    return sum(part.num_committed for report in one.rounds for part in report.verified)

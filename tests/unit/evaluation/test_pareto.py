@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from dspark.cli.main import main
-from dspark.evaluation.generation import LocalDecoder
+from dspark.errors import EngineError
 from dspark.evaluation.lossless.tiny import load_tiny_engines
-from dspark.evaluation.pareto import LoadPoint, point_of, prompts_of_load, ratios_of, run_pass, turns
+from dspark.evaluation.pareto import endless_requests, measure_load, point_of, ratio_of, ratios_of
 from dspark.evaluation.tasks import TaskPrompt
 from dspark.evaluation.threads import one_thread
+from dspark.evaluation.turns import Slice, Turns
+from dspark.rounds.stats import RequestRound, RoundReport
 
 PROMPTS = [
     TaskPrompt("t", number, "", tuple((number + k) % 5 for k in range(3 + number))) for number in range(4)
@@ -24,41 +28,90 @@ def engines(tmp_path_factory):
         loaded.worker.shutdown()
 
 
-async def test_streams_take_turns_until_all_prompts_are_decoded_and_policies_agree_on_the_text(engines):
-    prompts = prompts_of_load(PROMPTS, 3, 5)
-    assert [prompt.name for prompt in prompts] == [PROMPTS[n % 4].name for n in range(6)]
-    texts, points = {}, {}
-    for policy in ("off", "fixed"):
-        async with LocalDecoder(engines, policy=policy) as decoder:
-            one = await run_pass(decoder, prompts, 3, max_new_tokens=12, eos_token_ids=(), label=f"{policy}-")
-            assert max(len(timed.report.verified) for timed in decoder.rounds) == 3
-        texts[policy] = {output.request_id.partition("-")[2]: output.token_ids for output in one.outputs}
-        points[policy] = point_of([one])
-    assert len(texts["off"]) == 6
-    assert texts["off"] == texts["fixed"]
+def load_of(engines, policies=("off", "fixed"), seconds=0.3):
+    return measure_load(
+        engines, policies, PROMPTS, streams=3, max_new_tokens=12, eos_token_ids=(), seconds=seconds
+    )
+
+
+async def test_every_policy_keeps_its_streams_busy_in_turns(engines):
+    num_free = engines.target.num_free_pages, engines.drafter.num_free_pages
+    load = await load_of(engines)
+    assert len(load["off"]) == len(load["fixed"]) >= 4
+    for slices in load.values():
+        assert all(one.seconds >= 0.03 for one in slices)
+        assert max(len(report.verified) for one in slices for report in one.rounds) == 3
+    points = {policy: point_of(slices, 3) for policy, slices in load.items()}
     assert points["off"].mean_committed == 1.0
     assert points["off"].mean_verified == 0.0
     assert points["fixed"].mean_verified > 2.0
     assert points["fixed"].batch_tokens > points["off"].batch_tokens
-    assert 0 < points["off"].user_tokens_per_s <= points["off"].tokens_per_s
+    assert points["off"].user_tokens_per_s == pytest.approx(points["off"].tokens_per_s / 3)
+    assert (engines.target.num_free_pages, engines.drafter.num_free_pages) == num_free, "all was given back"
+
+
+async def test_an_engine_that_fails_ends_the_measurement_with_its_error(engines, monkeypatch):
+    def fail(_items):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(engines.target, "step", fail)
+    with pytest.raises(EngineError, match="no luck"):
+        await load_of(engines, seconds=60.0)
+
+
+def test_the_first_outputs_of_streams_end_one_after_the_other():
+    requests = list(islice(endless_requests(PROMPTS, 4, 12, (7,), label="x-"), 6))
+    assert [one.stop.max_new_tokens for one in requests] == [3, 6, 9, 12, 12, 12]
+    assert [one.prompt_token_ids for one in requests] == [PROMPTS[n % 4].token_ids for n in range(6)]
+    assert len({one.request_id for one in requests}) == 6
+
+
+def round_of(*committed):
+    verified = [RequestRound(f"r{number}", 4, 2, 1, tokens) for number, tokens in enumerate(committed)]
+    return RoundReport(verified, 0, 3 * len(committed), draft_s=0.0, plan_s=0.0, step_s=1.0, verify_s=1.0)
+
+
+def turn(seconds, tokens):
+    return Slice(seconds, [round_of(tokens)])
+
+
+def test_speeds_are_compared_over_all_turns_and_the_error_follows_from_leaving_one_out():
+    ours = [turn(2.0, 20), turn(1.0, 10), turn(2.0, 30)]
+    theirs = [turn(1.0, 5), turn(1.0, 5), turn(2.0, 10)]
+    one = ratio_of(ours, theirs)
+    assert one.value == pytest.approx((60 / 5.0) / (20 / 4.0))
+    # without the first, the second, the third pair
+    others = [(40 / 3) / 5, (50 / 4) / 5, (30 / 3) / 5]
+    mean = sum(others) / 3
+    assert one.error == pytest.approx((2 / 3 * sum((other - mean) ** 2 for other in others)) ** 0.5)
+    steady = ratio_of([turn(1.0, 8)] * 5, [turn(1.0, 4)] * 5)
+    assert (steady.value, steady.error) == (2.0, 0.0)
 
 
 def test_a_policy_is_held_against_plain_decoding_full_blocks_and_the_better_of_both():
-    def point(tokens_per_s):
-        return LoadPoint(tokens_per_s, tokens_per_s, 1.0, 1.0, 1.0)
-
-    loads = {1: {"off": point(60.0), "fixed": point(80.0), "barrier": point(84.0)}}
-    assert ratios_of(loads, "barrier") == pytest.approx(
-        {
-            "barrier_vs_plain, 1 streams": 1.4,
-            "barrier_vs_fixed, 1 streams": 1.05,
-            "barrier_vs_better, 1 streams": 1.05,
-        }
+    load = {"off": [turn(1.0, 60)] * 2, "fixed": [turn(1.0, 80)] * 2, "barrier": [turn(1.0, 84)] * 2}
+    ratios = ratios_of(load, "barrier")
+    assert {name: one.value for name, one in ratios.items()} == pytest.approx(
+        {"plain": 1.4, "fixed": 1.05, "better": 1.05}
     )
 
 
-def test_every_policy_comes_first_in_turn():
-    assert [next(turns(["a", "b", "c"], number)) for number in range(4)] == ["a", "b", "c", "a"]
+async def test_turns_go_around_and_each_counts_its_own_time():
+    now = 0.0
+    turns = Turns(["a", "b"], slice_s=1.0, seconds=2.0, clock=lambda: now)
+    ended = []
+    for name, end in (("a", 0.6), ("a", 1.2), ("b", 2.5), ("a", 3.5), ("b", 3.9), ("b", 4.5)):
+        await turns.take(name)
+        now = end
+        turns.end_round(name, round_of(1))
+        ended.append(turns.done.is_set())
+    assert [one.seconds for one in turns.slices["a"]] == pytest.approx([1.2, 1.0])
+    assert [one.seconds for one in turns.slices["b"]] == pytest.approx([1.3, 1.0])
+    assert [len(one.rounds) for one in turns.slices["b"]] == [1, 2]
+    assert ended == [False] * 5 + [True]
+    turns.finish()
+    await turns.take("a")
+    await turns.take("b")
 
 
 def test_a_policy_that_is_a_baseline_is_refused(capsys):
