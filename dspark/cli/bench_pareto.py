@@ -1,6 +1,6 @@
 """`dspark bench pareto`: plain, full blocks and scheduled drafts, at 1 to 64 streams, on the real engines.
 
-At each load every policy has so many streams of its own, and all of them take turns of a second or two over
+At each load every policy has so many streams of its own, and all of them take turns of a few rounds over
 the same engines, so that a machine that is slower for a while is slower for all.
 """
 
@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
     add_prompt_options(parser, limit=8)
     parser.add_argument("--tokens", type=positive, default=64, help="most tokens of an output (default: 64)")
     parser.add_argument(
-        "--seconds", type=positive, default=16, help="of each policy at each load (default: 16)"
+        "--seconds", type=positive, default=30, help="of each policy at each load (default: 30)"
     )
     parser.add_argument(
         "--streams",
@@ -68,9 +68,9 @@ def add_parser(subparsers: Any) -> None:
         "--policies",
         nargs="+",
         choices=[name for name in POLICIES if name not in _BASELINES],
-        default=["auto", "early-stop", "barrier"],
+        default=["auto"],
         help="what is compared with plain decoding and full blocks; the verdict is about the first "
-        "(default: auto early-stop barrier)",
+        "(default: auto)",
     )
     add_report_option(parser)
     parser.set_defaults(run=run)

@@ -23,9 +23,8 @@ BASELINES = ("off", "fixed")
 
 # Share of a policy's time in which its streams and what it learns settle.
 _SETTLING = 0.2
-# Turns of a policy, at least, in the time it is measured for.
-_TURNS = 10
-_LONGEST_TURN_S = 2.0
+# A turn is shorter than the moments for which a machine is slow, and ends with a round.
+_TURN_S = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,8 @@ class Ratio:
     value: float
     error: float
 
+
+Floats = npt.NDArray[np.float64]
 
 # Measured turns of each policy, as many of one as of another.
 Load = Mapping[str, Sequence[Slice]]
@@ -98,7 +99,7 @@ async def measure_load(
         eos_token_ids: tokens that end an output.
         seconds: of each policy's own time, the settling included.
     """
-    turns = Turns(policies, slice_s=min(_LONGEST_TURN_S, seconds / _TURNS), seconds=seconds)
+    turns = Turns(policies, slice_s=_TURN_S, seconds=seconds)
     work: list[asyncio.Future[bool]] = [asyncio.ensure_future(turns.done.wait())]
     async with AsyncExitStack() as stack:
         for policy in policies:
@@ -168,22 +169,17 @@ def point_of(slices: Sequence[Slice], streams: int) -> LoadPoint:
 
 
 def ratio_of(ours: Sequence[Slice], theirs: Sequence[Slice]) -> Ratio:
-    """Tokens per second against tokens per second, turn n of one beside turn n of the other.
+    """Tokens per second against tokens per second, at the same number of prompt tokens per token of output.
 
-    The error is the jackknife's: how much the quotient changes when a pair of turns is left out.
+    Prompts come in lumps, and policies are ahead of each other in the list of prompts. So for each side the
+    tokens of its turns are fitted by a x seconds - b x prompt tokens, and both speeds are taken at the mix of
+    prompt and output that both have together. The error is the jackknife's: how much the quotient changes
+    when turn n of both sides is left out.
     """
-    table = np.array(
-        [
-            (_num_tokens(our), our.seconds, _num_tokens(their), their.seconds)
-            for our, their in zip(ours, theirs, strict=True)
-        ],
-        dtype=np.float64,
-    )
-    without = table.sum(axis=0) - table
-
-    num_turns, others = len(table), _quotients(without)
-    error = math.sqrt((num_turns - 1) * np.var(others)) if num_turns > 1 else math.inf
-    return Ratio(float(_quotients(table.sum(axis=0))), error)
+    table = np.stack([_table(ours), _table(theirs)])
+    num_turns = table.shape[1]
+    others = [_quotient(np.delete(table, turn, axis=1)) for turn in range(num_turns)]
+    return Ratio(_quotient(table), math.sqrt((num_turns - 1) * float(np.var(others))))
 
 
 def ratios_of(load: Load, policy: str) -> dict[str, Ratio]:
@@ -192,10 +188,29 @@ def ratios_of(load: Load, policy: str) -> dict[str, Ratio]:
     return {"plain": plain, "fixed": fixed, "better": min(plain, fixed, key=lambda one: one.value)}
 
 
-def _quotients(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """[..., (our tokens, our seconds, their tokens, their seconds)] to [...]."""
-    quotients: npt.NDArray[np.float64] = sums[..., 0] / sums[..., 1] * sums[..., 3] / sums[..., 2]
-    return quotients
+def _table(slices: Sequence[Slice]) -> Floats:
+    """[T, 3]: tokens, seconds and prompt tokens of each turn."""
+    rows = [
+        (_num_tokens(one), one.seconds, sum(report.num_prefill_tokens for report in one.rounds))
+        for one in slices
+    ]
+    return np.array(rows, dtype=np.float64)
+
+
+def _quotient(table: Floats) -> float:
+    """Of the speeds of both sides, [2, T, 3]."""
+    tokens, _, prompts = table.sum(axis=(0, 1))
+    ours, theirs = (_speed(side, prompts / tokens) for side in table)
+    return ours / theirs
+
+
+def _speed(turns: Floats, prompt_share: float) -> float:
+    """Tokens per second beside so many prompt tokens for each."""
+    tokens, seconds, prompts = turns.T
+    (rate, price), *_ = np.linalg.lstsq(np.column_stack([seconds, -prompts]), tokens, rcond=None)
+    if price <= 0.0:  # too few prompts to tell
+        return float(tokens.sum() / seconds.sum())
+    return float(rate / (1.0 + price * prompt_share))
 
 
 def _num_tokens(one: Slice) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -28,7 +29,7 @@ def engines(tmp_path_factory):
         loaded.worker.shutdown()
 
 
-def load_of(engines, policies=("off", "fixed"), seconds=0.3):
+def load_of(engines, policies=("off", "fixed"), seconds=0.9):
     return measure_load(
         engines, policies, PROMPTS, streams=3, max_new_tokens=12, eos_token_ids=(), seconds=seconds
     )
@@ -37,9 +38,9 @@ def load_of(engines, policies=("off", "fixed"), seconds=0.3):
 async def test_every_policy_keeps_its_streams_busy_in_turns(engines):
     num_free = engines.target.num_free_pages, engines.drafter.num_free_pages
     load = await load_of(engines)
-    assert len(load["off"]) == len(load["fixed"]) >= 4
+    assert len(load["off"]) == len(load["fixed"]) >= 2
     for slices in load.values():
-        assert all(one.seconds >= 0.03 for one in slices)
+        assert all(one.seconds >= 0.4 for one in slices)
         assert max(len(report.verified) for one in slices for report in one.rounds) == 3
     points = {policy: point_of(slices, 3) for policy, slices in load.items()}
     assert points["off"].mean_committed == 1.0
@@ -71,8 +72,8 @@ def round_of(*committed):
     return RoundReport(verified, 0, 3 * len(committed), draft_s=0.0, plan_s=0.0, step_s=1.0, verify_s=1.0)
 
 
-def turn(seconds, tokens):
-    return Slice(seconds, [round_of(tokens)])
+def turn(seconds, tokens, prompts=0):
+    return Slice(seconds, [replace(round_of(tokens), num_prefill_tokens=prompts)])
 
 
 def test_speeds_are_compared_over_all_turns_and_the_error_follows_from_leaving_one_out():
@@ -86,6 +87,18 @@ def test_speeds_are_compared_over_all_turns_and_the_error_follows_from_leaving_o
     assert one.error == pytest.approx((2 / 3 * sum((other - mean) ** 2 for other in others)) ** 0.5)
     steady = ratio_of([turn(1.0, 8)] * 5, [turn(1.0, 4)] * 5)
     assert (steady.value, steady.error) == (2.0, 0.0)
+
+
+def test_who_had_more_prompts_in_its_turns_is_not_slower_for_that():
+    def side(speed, prompts):
+        # seconds of a turn: one for `speed` tokens, a hundredth for a prompt token
+        return [turn(2.0 + count / 100, round(2.0 * speed), count) for count in prompts]
+
+    one = ratio_of(side(60, [0, 90, 200, 10]), side(50, [0, 30, 40, 0]))
+    # each token beside as many prompt tokens as both have had together
+    share = 370 / (4 * 220)
+    assert one.value == pytest.approx((1 / 50 + share / 100) / (1 / 60 + share / 100))
+    assert one.error == pytest.approx(0.0, abs=0.02)
 
 
 def test_a_policy_is_held_against_plain_decoding_full_blocks_and_the_better_of_both():
