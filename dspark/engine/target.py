@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -99,12 +101,13 @@ class TargetEngine:
         features: list[FeatureBatch] = []
         if batch.segments:
             verdicts, taps = self._forward(batch)
+            words = feature_words(taps) if self._has_taps else None
             judged = iter(verdicts)
             for segment in batch.segments:
                 verdict = next(judged) if segment.num_logits else None
                 outcomes[segment.item] = _commit(segment, verdict)
-                if self._has_taps:
-                    features.append(_features(segment, verdict, taps))
+                if words is not None:
+                    features.append(_features(segment, verdict, words))
         result = StepResult(
             outcomes=tuple(outcomes[index] for index in range(len(items))),
             batch_tokens=batch.num_rows,
@@ -205,8 +208,8 @@ def _commit(segment: Segment, verdict: Verdict | None) -> VerifyOutcome:
     )
 
 
-def _features(segment: Segment, verdict: Verdict | None, taps: Tensor) -> FeatureBatch:
+def _features(segment: Segment, verdict: Verdict | None, words: npt.NDArray[np.generic]) -> FeatureBatch:
     is_verify = segment.drafts is not None and verdict is not None
     num_rows = verdict.num_accepted + 1 if is_verify and verdict is not None else segment.num_rows
-    rows = taps[segment.first_row : segment.first_row + num_rows]
-    return FeatureBatch(segment.held.request_id, segment.held.epoch, segment.start, feature_words(rows))
+    rows = words[segment.first_row : segment.first_row + num_rows]
+    return FeatureBatch(segment.held.request_id, segment.held.epoch, segment.start, rows)

@@ -98,7 +98,7 @@ def test_who_had_more_prompts_in_its_turns_is_not_slower_for_that():
     # each token beside as many prompt tokens as both have had together
     share = 370 / (4 * 220)
     assert one.value == pytest.approx((1 / 50 + share / 100) / (1 / 60 + share / 100))
-    assert one.error == pytest.approx(0.0, abs=0.02)
+    assert one.error < 0.03, "only the share of prompts changes when a turn is left out"
 
 
 def test_a_policy_is_held_against_plain_decoding_full_blocks_and_the_better_of_both():
