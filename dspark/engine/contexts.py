@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from dspark.decoding.types import DraftRequest, FeatureBatch
 from dspark.engine.pages import PagePool
 from dspark.engine.past_blocks import PastBlock
+
+Words = npt.NDArray[np.generic]
 
 
 @dataclass(slots=True)
@@ -27,8 +29,8 @@ class DraftContext:
     # rows whose keys and values are in the pages
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)
-    # rows that arrived since, each [t, L*H]
-    pending: list[Tensor] = field(default_factory=list)
+    # rows that arrived since, each [t, L*H] as words of `dspark.engine.taps`
+    pending: list[Words] = field(default_factory=list)
     # their sum
     num_pending: int = 0
     last_used: int = 0
@@ -36,12 +38,12 @@ class DraftContext:
     is_in_use: bool = False
     last_block: PastBlock | None = None
 
-    def add(self, rows: Tensor) -> None:
+    def add(self, rows: Words) -> None:
         """Keep rows that follow on what is here."""
         self.pending.append(rows)
         self.num_pending += len(rows)
 
-    def settle(self, num_computed: int, pending: Sequence[Tensor] = ()) -> None:
+    def settle(self, num_computed: int, pending: Sequence[Words] = ()) -> None:
         """Hold so many rows in pages, and those that wait."""
         self.num_computed, self.pending = num_computed, list(pending)
         self.num_pending = sum(len(rows) for rows in self.pending)
@@ -55,8 +57,8 @@ class DraftContext:
 class ContextTable:
     """The contexts of all requests over one page pool."""
 
-    def __init__(self, pool: PagePool, dtype: torch.dtype) -> None:
-        self._pool, self._dtype = pool, dtype
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
         self._contexts: dict[str, DraftContext] = {}
         self._clock = 0
 
@@ -69,9 +71,6 @@ class ContextTable:
 
     def push(self, batch: FeatureBatch) -> None:
         """Take features; an older epoch is dropped, a newer one or a gap starts the context anew."""
-        rows = torch.from_numpy(batch.features)
-        if rows.dtype in (torch.uint16, torch.int16):
-            rows = rows.view(torch.bfloat16)
         context = self._contexts.get(batch.request_id)
         if context is not None and batch.epoch < context.epoch:
             return
@@ -80,7 +79,7 @@ class ContextTable:
             context = self._contexts[batch.request_id] = DraftContext(batch.epoch, batch.start)
         elif batch.start < context.end:
             _truncate(context, batch.start)
-        context.add(rows.to(self._dtype))
+        context.add(batch.features)
 
     def ready(self, request: DraftRequest) -> DraftContext | None:
         """The context, if it ends exactly before the anchor of the request."""
@@ -134,5 +133,5 @@ def _truncate(context: DraftContext, position: int) -> None:
     if keep <= context.num_computed:
         context.settle(keep)
         return
-    rows = torch.cat(context.pending)[: keep - context.num_computed]
+    rows = np.concatenate(context.pending)[: keep - context.num_computed]
     context.settle(context.num_computed, [rows])

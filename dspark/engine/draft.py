@@ -28,6 +28,7 @@ from dspark.engine.draft_layers import native_backbone
 from dspark.engine.linear import open_arena, pack_linears
 from dspark.engine.pages import PagePool
 from dspark.engine.past_blocks import OnlineCalibration, PastBlock
+from dspark.engine.taps import feature_rows
 from dspark.models.calibration import Calibration
 from dspark.models.checkpoint import load_drafter
 from dspark.models.drafter import DSparkDrafter
@@ -57,7 +58,7 @@ class DraftEngine:
     ) -> None:
         config = drafter.config
         self._drafter, self._pool, self._config = drafter, pool, config
-        self._contexts = ContextTable(pool, pool.dtype)
+        self._contexts = ContextTable(pool)
         self._scale = config.head_dim**-0.5
         arena = open_arena(cache_dir)
         self._native = native_backbone(drafter, pool, arena)
@@ -200,7 +201,7 @@ class DraftEngine:
             return
         backbone = self._drafter.backbone
         parts = [part for context in waiting for part in context.pending]
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+        rows = feature_rows(parts[0] if len(parts) == 1 else np.concatenate(parts)).to(self._pool.dtype)
         spans = [(context.num_computed, context.num_computed + context.num_pending) for context in waiting]
         indices = [np.arange(first, last) for first, last in spans]
         positions = torch.from_numpy(
