@@ -12,8 +12,10 @@ from dspark.scheduling.allocation import early_stop_budget
 from dspark.scheduling.capacity import CapacityCurve
 from dspark.scheduling.ranking import Confidences, RankedDrafts, rank_drafts
 
-# Weight of the newest round in the mean advantage.
-_RATE = 0.05
+# Weight of the newest comparison in the mean advantage.
+_RATE = 0.1
+# Rounds that are compared: the first ones, then one in so many, since a comparison costs as much as a plan.
+_FIRST_ROUNDS, _ONE_IN = 32, 8
 
 
 class AutoPlanner(BarrierPlanner):
@@ -21,8 +23,8 @@ class AutoPlanner(BarrierPlanner):
 
     Early stop knows this round's confidences, which is worth most with few requests, whose survivals change
     from round to round; at the edge of a step of the curve it stops too soon. The barrier compares all
-    budgets, by confidences that are two rounds old, which matters little with many requests. After each
-    round both are held against what its confidences promised.
+    budgets, by confidences that are two rounds old, which matters little with many requests. Now and then
+    both are held against what the confidences of a round promised.
 
     Losslessness. Both plans are causal, and which of them is taken follows from earlier rounds alone.
     """
@@ -31,6 +33,7 @@ class AutoPlanner(BarrierPlanner):
         super().__init__()
         # mean log-ratio of the speeds that early stop and the barrier promised
         self._advantage = 0.0
+        self._num_rounds = 0
         self._last: tuple[Sequence[Confidences], StepAhead, CapacityCurve, int] | None = None
 
     @property
@@ -39,11 +42,16 @@ class AutoPlanner(BarrierPlanner):
         return self._advantage >= 0.0
 
     def prepare(self, step: StepAhead) -> None:
-        """Look back on the round before, then fix the budget of the coming one."""
+        """Look back on the round before, then fix the budget of the coming one where it is wanted."""
+        self._num_rounds += 1
         if self._last is not None:
             self._look_back(*self._last)
             self._last = None
-        super().prepare(step)
+        if self._is_compared() or not self.stops_early:
+            super().prepare(step)
+
+    def _is_compared(self) -> bool:
+        return self._num_rounds < _FIRST_ROUNDS or self._num_rounds % _ONE_IN == 0
 
     def _look_back(
         self, confidences: Sequence[Confidences], step: StepAhead, curve: CapacityCurve, budget: int
@@ -54,8 +62,8 @@ class AutoPlanner(BarrierPlanner):
         self._advantage += _RATE * (math.log(ratio) - self._advantage)
 
     def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
-        assert self._budget is not None, "prepare comes before the drafts"
-        self._last = (confidences, step, curve, self._budget)
+        if self._budget is not None and self._is_compared():
+            self._last = (confidences, step, curve, self._budget)
         if self.stops_early:
             return early_stop_plan(step, confidences, curve)
         return super()._search(step, confidences, curve)
