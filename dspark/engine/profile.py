@@ -24,9 +24,9 @@ _ROWS_PER_REQUEST = 8
 # Longer ones, at which a few steps (rows, requests) tell what attention adds: two with the same rows, whose
 # requests share no keys in one and all in the other, and a larger one.
 LONG_CONTEXTS = (1024, 2048)
-_LONG_STEPS = ((8, 1), (8, 8), (32, 4))
-# Repeats of a small and of a large step.
-_REPEATS, _FEW_REPEATS, _MANY_ROWS = 6, 2, 64
+_LONG_STEPS = ((8, 1), (8, 8), (16, 2))
+# Repeats of a small step, of one with long contexts and of a large one.
+_REPEATS, _LONG_REPEATS, _FEW_REPEATS, _MANY_ROWS = 6, 3, 2, 64
 _GREEDY = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
 
 
@@ -40,8 +40,9 @@ class _Kind:
 
     @property
     def repeats(self) -> int:
-        is_large = self.batch_tokens >= _MANY_ROWS or self.start > CONTEXT_LEN
-        return _FEW_REPEATS if is_large else _REPEATS
+        if self.batch_tokens >= _MANY_ROWS:
+            return _FEW_REPEATS
+        return _LONG_REPEATS if self.start > CONTEXT_LEN else _REPEATS
 
 
 def measure_step_cost(target: LoadedTarget, pool: PagePool) -> tuple[StepCost, ...]:

@@ -38,7 +38,7 @@ def test_a_few_steps_are_measured_at_longer_contexts_where_pool_and_positions_al
     assert [(one.batch_tokens, one.num_requests, one.context_len) for one in points] == [
         (8, 1, 1024),
         (8, 8, 1024),
-        (32, 4, 1024),
+        (16, 2, 1024),
     ]
     assert bench.pool.num_free == bench.pool.num_pages
 

@@ -14,7 +14,7 @@ from dspark.scheduling.surface import CapacitySurface, StepLoad
 # (rows, requests, context): as the engine measures
 KINDS = [
     *((rows, -(-rows // 8), 256) for rows in (1, 2, 4, 8, 16, 32, 64)),
-    *((rows, requests, context) for context in (1024, 2048) for rows, requests in ((8, 1), (8, 8), (32, 4))),
+    *((rows, requests, context) for context in (1024, 2048) for rows, requests in ((8, 1), (8, 8), (16, 2))),
 ]
 PER_CONTEXT = st.floats(0.0, 3e-6)
 NOISE = st.lists(st.floats(0.7, 1.5), min_size=len(KINDS), max_size=len(KINDS))
