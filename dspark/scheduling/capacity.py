@@ -67,6 +67,26 @@ class CapacityCurve:
         means = [float(np.mean([seconds for other, seconds in step_cost if other == size])) for size in sizes]
         return cls(tuple(sizes), tuple(_never_falling(means)), draft_s)
 
+    def in_context(self, *, draft_s: float, scale: float, context_s: float, row_s: float) -> CapacityCurve:
+        """The same points in another round.
+
+        Args:
+            draft_s: seconds before the step.
+            scale: factor on the seconds of the points.
+            context_s: seconds of attention whatever the number of rows.
+            row_s: further seconds of each row, >= 0.
+        """
+        # Every plan makes one, and `replace` takes three times as long.
+        return CapacityCurve(
+            self.sizes,
+            self.seconds,
+            draft_s,
+            scale=scale,
+            context_s=context_s,
+            row_s=row_s,
+            _table=self._table,
+        )
+
     def beside_prompt(
         self, num_decoding: int, num_prompt_tokens: int, *, value: float = 0.0, context_s: float = 0.0
     ) -> CapacityCurve:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -108,8 +108,7 @@ class CapacitySurface:
             scale: factor on the seconds of the step.
             draft_s: seconds before the step.
         """
-        return replace(
-            self.rows,
+        return self.rows.in_context(
             draft_s=draft_s,
             scale=scale,
             context_s=scale * self.key_s * num_requests * context_len,

@@ -175,8 +175,12 @@ def _step_cost(batch_tokens: Any, seconds: Any, num_requests: Any = 0, context_l
 
 
 def _with_contexts(points: Points, *, key_s: float) -> tuple[StepCost, ...]:
-    """Steps as the engine measures them where each context token of a request takes `key_s`."""
-    short = [StepCost(size, seconds, -(-size // _ROWS_PER_REQUEST), _CONTEXT_LEN) for size, seconds in points]
+    """Steps as the engine measures them, of points without context and `key_s` for each context token."""
+    short = [
+        StepCost(size, seconds + key_s * num_requests * _CONTEXT_LEN, num_requests, _CONTEXT_LEN)
+        for size, seconds in points
+        for num_requests in [-(-size // _ROWS_PER_REQUEST)]
+    ]
     long = [
         StepCost(_ROWS_PER_REQUEST, one.seconds + added, num_requests, _LONG_CONTEXT_LEN)
         for one in short
