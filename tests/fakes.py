@@ -18,6 +18,7 @@ from dspark.decoding.types import (
     OpenRequest,
     PrefillItem,
     SamplingParams,
+    StepCost,
     StepResult,
     StopParams,
     VerifierInfo,
@@ -29,7 +30,14 @@ from dspark.errors import ServiceUnavailableError, StaleEpochError
 from dspark.rounds.stored import StoredRequest
 
 VOCAB_SIZE = 97
-STEP_COST = ((1, 0.010), (8, 0.011), (64, 0.024), (256, 0.080))
+
+
+def step_costs(*points: tuple[int, float]) -> tuple[StepCost, ...]:
+    """Steps of (batch tokens, seconds) that nobody kept the contexts of."""
+    return tuple(StepCost(size, seconds) for size, seconds in points)
+
+
+STEP_COST = step_costs((1, 0.010), (8, 0.011), (64, 0.024), (256, 0.080))
 
 
 def next_token(tokens: Sequence[int]) -> int:

@@ -30,7 +30,7 @@ _LONGEST_CONTEXT = 1 << 20
 
 _NOTES = (
     "time is virtual: planning, the network and the store cost nothing in it",
-    "what a step costs beyond the curve (context of more than 32 tokens a row) is not told to the policies",
+    "the policies know what a context costs where the curve has several, as the engine measures it",
 )
 _NO_VERDICT = "no verdict: it takes the policies off, fixed and one of early-stop, barrier and retrospective"
 

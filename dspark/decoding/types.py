@@ -243,6 +243,23 @@ class DrafterInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCost:
+    """What one step of the target took, as measured at start.
+
+    Attributes:
+        batch_tokens: rows of the step.
+        seconds: of the step, > 0.
+        num_requests: that the rows belong to.
+        context_len: tokens that each of these requests holds; 0, with no requests: nobody kept it.
+    """
+
+    batch_tokens: int
+    seconds: float
+    num_requests: int = 0
+    context_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class VerifierInfo:
     """What a verifier tells the scheduler about itself."""
 
@@ -252,8 +269,7 @@ class VerifierInfo:
     page_size: int
     num_pages: int
     eos_token_ids: tuple[int, ...]
-    # (batch tokens, seconds of one step), measured at start
-    step_cost: tuple[tuple[int, float], ...] = ()
+    step_cost: tuple[StepCost, ...] = ()
     dtype: str = ""
     # whether logits are bit-identical whatever else is in the batch, and why not
     is_exact: bool = False

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import time
+from typing import Any
 
-from dspark.decoding.types import VerifierInfo
+from dspark.decoding.types import StepCost, VerifierInfo
 from dspark.engine.exactness import check_exactness
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.measurements import Measurements
 from dspark.engine.pages import PagePool
 from dspark.engine.profile import measure_step_cost
+
+_log = logging.getLogger(__name__)
 
 
 def describe(target: LoadedTarget, pool: PagePool) -> VerifierInfo:
@@ -34,11 +39,23 @@ def measured(
     """Add the exactness check, made anew at every start, and the cost of steps, measured once per machine."""
     exactness = check_exactness(target, pool)
     name = f"step-cost-{info.dtype}"
-    points = measurements.recall(name)
-    if not points:
-        points = measure_step_cost(target, pool)
-        measurements.record(name, points)
-    step_cost = tuple((int(size), float(seconds)) for size, seconds in points)
+    step_cost = _known(measurements.recall(name))
+    if not step_cost:
+        started = time.perf_counter()
+        step_cost = measure_step_cost(target, pool)
+        _log.info("measured %d kinds of steps in %.1f s", len(step_cost), time.perf_counter() - started)
+        measurements.record(name, [dataclasses.astuple(one) for one in step_cost])
     return dataclasses.replace(
         info, is_exact=exactness.is_exact, exact_reason=exactness.reason, step_cost=step_cost
     )
+
+
+def _known(rows: Any) -> tuple[StepCost, ...]:
+    """What was recorded; nothing where it is of a version that kept no contexts."""
+    try:
+        return tuple(
+            StepCost(int(size), float(seconds), int(num_requests), int(context_len))
+            for size, seconds, num_requests, context_len in rows
+        )
+    except (TypeError, ValueError):
+        return ()

@@ -16,6 +16,7 @@ from dspark.scheduling.ranking import Confidences
 # Rounds with confidences of their own, taken in turns.
 _NUM_ROUNDS = 32
 _WARM_UP = 32
+_CONTEXT_LEN = 1000
 _US = 1e6
 
 
@@ -54,7 +55,8 @@ def time_planning(
     """
     planner = planner_of(policy, fixed_len=gamma)
     planner.learn_costs(*_infos(machine, gamma))
-    step = StepAhead([f"request-{number}" for number in range(num_requests)], [gamma] * num_requests)
+    names = [f"request-{number}" for number in range(num_requests)]
+    step = StepAhead(names, [gamma] * num_requests, num_held=num_requests * _CONTEXT_LEN)
     rounds = _rounds(num_requests, gamma, seed)
     seconds, num_verified = [], 0
     for repeat in range(_WARM_UP + repeats):

@@ -16,6 +16,7 @@ from dspark.scheduling.capacity import CapacityCurve
 from dspark.scheduling.cost_model import CostModel
 from dspark.scheduling.draft_length import DraftLength
 from dspark.scheduling.ranking import Confidences, RankedDrafts, rank_drafts
+from dspark.scheduling.surface import CapacitySurface, StepLoad
 
 # Weight of the newest step in the mean share of prompt tokens.
 _PREFILL_RATE = 0.02
@@ -33,8 +34,6 @@ class AdaptivePlanner(ABC):
         self._drafts: CostModel | None = None
         # how full of prompt tokens steps were lately
         self._prefill_share = 0.0
-        # by number of slots drafted
-        self._curves: dict[int, CapacityCurve] = {}
         self._guard = DraftGuard()
 
     def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
@@ -43,22 +42,21 @@ class AdaptivePlanner(ABC):
         Raises:
             ConfigurationError: the verifier's steps were not measured, or do not rise.
         """
-        steps = CostModel(verifier.step_cost)
-        steps.curve.check_rises()
-        self._steps = steps
-        self._curves.clear()
-        has_cost = drafter is not None and drafter.draft_cost
-        self._drafts = CostModel(drafter.draft_cost) if drafter and has_cost else None
+        surface = CapacitySurface.from_points(verifier.step_cost)
+        surface.check_rises()
+        self._steps = CostModel(surface)
+        self._drafts = None
+        if drafter is not None and drafter.draft_cost:
+            curve = CapacityCurve.from_points(drafter.draft_cost)
+            self._drafts = CostModel(CapacitySurface.from_curve(curve))
 
     def observe(self, report: RoundReport) -> None:
         """Correct the costs by what the round took."""
         assert self._steps is not None, "learn_costs comes first"
-        is_new = self._steps.observe(report.batch_tokens, report.step_s)
+        self._steps.observe(report.load, report.step_s)
         num_slots = sum(request.num_drafted for request in report.verified)
         if self._drafts is not None:
-            is_new |= self._drafts.observe(num_slots, report.draft_s)
-        if is_new:
-            self._curves.clear()
+            self._drafts.observe(StepLoad(num_slots), report.draft_s)
 
     @property
     def cost_error(self) -> float:
@@ -104,18 +102,16 @@ class AdaptivePlanner(ABC):
 
     def _curve(self, num_slots: int, step: StepAhead) -> CapacityCurve:
         """Costs of this round if its blocks have so many slots together."""
+        assert self._steps is not None, "learn_costs comes first"
+        num_decoding, context_len, prompts = len(step.request_ids), step.context_len, step.prompts
+        draft_s = self._drafts.step_s(StepLoad(num_slots)) if self._drafts else 0.0
+        curve = self._steps.curve(num_decoding, context_len, draft_s=draft_s)
+        if prompts.batch_tokens == 0:
+            return curve
         # The fuller steps are of prompts, the more of these wait for room.
         value = self._prefill_share**2
-        curve = self._curve_of_slots(num_slots)
-        return curve.beside_prompt(len(step.request_ids), step.num_prefill_tokens, value=value)
-
-    def _curve_of_slots(self, num_slots: int) -> CapacityCurve:
-        assert self._steps is not None, "learn_costs comes first"
-        curve = self._curves.get(num_slots)
-        if curve is None:
-            draft_s = self._drafts.curve.step_s(num_slots) if self._drafts else 0.0
-            curve = self._curves[num_slots] = self._steps.curve.with_draft_cost(draft_s)
-        return curve
+        context_s = self._steps.prompt_s(prompts, context_len)
+        return curve.beside_prompt(num_decoding, prompts.batch_tokens, value=value, context_s=context_s)
 
 
 class EarlyStopPlanner(AdaptivePlanner):

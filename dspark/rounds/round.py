@@ -29,7 +29,7 @@ from dspark.rounds.planner import Planner
 from dspark.rounds.request import LiveRequest, Phase
 from dspark.rounds.roster import Roster
 from dspark.rounds.stats import RequestRound, RoundCounters, RoundReport
-from dspark.rounds.step_ahead import StepAhead, weights_of
+from dspark.rounds.step_ahead import StepAhead, load_of_prompts, weights_of
 from dspark.rounds.target_link import TargetLink
 from dspark.scheduling.prompts import PromptLeft, divide_prompt_tokens
 from dspark.scheduling.ranking import Confidences, Floats
@@ -98,8 +98,8 @@ class Round:
         self.counters.num_rounds += 1
         report = RoundReport(
             verified=verified,
-            num_prefill_tokens=step.num_prefill_tokens,
-            batch_tokens=result.batch_tokens,
+            num_prefill_tokens=step.prompts.batch_tokens,
+            load=step.load(result.batch_tokens),
             draft_s=drafted_s - started_s,
             plan_s=planned_s - drafted_s,
             step_s=stepped_s - planned_s,
@@ -275,11 +275,14 @@ def _step_ahead(
     prefill_budget: int,
     weights: Floats | None,
 ) -> StepAhead:
-    num_prefill_tokens = sum(chunk.item.num_tokens for chunk in chunks if isinstance(chunk.item, PrefillItem))
+    prompts = load_of_prompts(
+        (one.live, one.item.num_tokens) for one in chunks if isinstance(one.item, PrefillItem)
+    )
     return StepAhead(
         request_ids=[live.request_id for live in decoding],
         num_asked=[asks[live.request_id].max_drafts if live.request_id in asks else 0 for live in decoding],
-        num_prefill_tokens=num_prefill_tokens,
-        prefill_share=num_prefill_tokens / prefill_budget,
+        prompts=prompts,
+        prefill_share=prompts.batch_tokens / prefill_budget,
         weights=weights,
+        num_held=sum(live.committed_len for live in decoding),
     )

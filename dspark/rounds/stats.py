@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dspark.decoding.service import ServiceTier
+from dspark.scheduling.surface import StepLoad
 
 
 @dataclass(slots=True)
@@ -91,13 +92,18 @@ class RoundReport:
     verified: Sequence[RequestRound]
     # prompt tokens computed
     num_prefill_tokens: int
-    # flattened tokens of the step
-    batch_tokens: int
+    # flattened tokens of the step, and the contexts they read
+    load: StepLoad
     draft_s: float
     plan_s: float
     # as the loop waited for it, and as the engine measured it
     step_s: float
     verify_s: float
+
+    @property
+    def batch_tokens(self) -> int:
+        """Flattened tokens of the step."""
+        return self.load.batch_tokens
 
 
 class RoundObserver(Protocol):

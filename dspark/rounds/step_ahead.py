@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dspark.rounds.request import LiveRequest
 from dspark.scheduling.ranking import Floats
+from dspark.scheduling.surface import StepLoad
+
+NO_PROMPTS = StepLoad(0)
 
 
 @dataclass(frozen=True, slots=True)
 class StepAhead:
     """What a plan is made for.
 
+    Contexts are tokens that earlier rounds committed: a plan that weighs them knows no draft of this one.
+
     Attributes:
         request_ids: of those that decode, in order of arrival.
         num_asked: drafts asked for, by request; 0 where it gets no block.
-        num_prefill_tokens: prompt tokens of the same step.
+        prompts: prompt tokens of the same step.
         prefill_share: of the prompt tokens that a step may hold, those that this one does.
         weights: [R] of each request's tokens, see `dspark.scheduling.weights`; None: all 1.
+        num_held: tokens that those that decode hold, together.
     """
 
     request_ids: Sequence[str]
     num_asked: Sequence[int]
-    num_prefill_tokens: int = 0
+    prompts: StepLoad = NO_PROMPTS
     prefill_share: float = 0.0
     weights: Floats | None = None
+    num_held: int = 0
+
+    @property
+    def context_len(self) -> float:
+        """Mean context of those that decode."""
+        return self.num_held / len(self.request_ids) if self.request_ids else 0.0
+
+    def load(self, batch_tokens: int) -> StepLoad:
+        """What the step computed: its rows beside those of prompts are taken to have the mean context."""
+        prompts = self.prompts
+        num_scores = (batch_tokens - prompts.batch_tokens) * self.context_len + prompts.num_scores
+        return StepLoad(batch_tokens, self.num_held + prompts.num_keys, num_scores)
 
 
 def weights_of(decoding: Sequence[LiveRequest], now_s: float) -> Floats | None:
@@ -40,3 +58,15 @@ def weights_of(decoding: Sequence[LiveRequest], now_s: float) -> Floats | None:
         return None
     weights = np.array([live.weight(now_s) for live in decoding])
     return None if (weights == 1.0).all() else weights
+
+
+def load_of_prompts(chunks: Iterable[tuple[LiveRequest, int]]) -> StepLoad:
+    """What the next tokens of prompts, so many of each request, are to a step."""
+    num_tokens = num_keys = num_scores = 0
+    for live, count in chunks:
+        start = live.committed_len - live.num_to_prefill
+        num_tokens += count
+        num_keys += start + count
+        # Each token reads those before it, and itself.
+        num_scores += count * start + count * (count + 1) // 2
+    return StepLoad(num_tokens, num_keys, num_scores)

@@ -17,6 +17,8 @@ class _Table:
 
     array: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     numbers: list[float] = field(default_factory=list)
+    # 0, 1, 2, ...
+    rows: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,11 @@ class CapacityCurve:
     """Seconds of one round's fixed draft cost and of one step of `batch_tokens` tokens.
 
     Between points the cost is linear; below the first it is that of the first; beyond the last it
-    goes on along the last two points.
+    goes on along the last two points. A staircase (captured graphs, tiles) is two points at each edge: the
+    last size of a stair and the first of the next.
+
+    What attention adds is linear in the rows for requests that are given: see
+    `dspark.scheduling.surface.CapacitySurface`, which makes such curves.
     """
 
     # rising numbers of tokens
@@ -37,6 +43,10 @@ class CapacityCurve:
     num_prompt_tokens: int = 0
     prompt_gain: float = 0.0
     prompt_s: float = 0.0
+    # factor on the seconds of the points; seconds of attention, of the step and of each row
+    scale: float = 1.0
+    context_s: float = 0.0
+    row_s: float = 0.0
     _table: _Table = field(default_factory=_Table, repr=False, compare=False)
 
     @classmethod
@@ -57,12 +67,28 @@ class CapacityCurve:
         means = [float(np.mean([seconds for other, seconds in step_cost if other == size])) for size in sizes]
         return cls(tuple(sizes), tuple(_never_falling(means)), draft_s)
 
-    def with_draft_cost(self, draft_s: float) -> CapacityCurve:
-        """The same steps behind another draft cost."""
-        return replace(self, draft_s=draft_s)
+    def in_context(self, *, draft_s: float, scale: float, context_s: float, row_s: float) -> CapacityCurve:
+        """The same points in another round.
+
+        Args:
+            draft_s: seconds before the step.
+            scale: factor on the seconds of the points.
+            context_s: seconds of attention whatever the number of rows.
+            row_s: further seconds of each row, >= 0.
+        """
+        # Every plan makes one, and `replace` takes three times as long.
+        return CapacityCurve(
+            self.sizes,
+            self.seconds,
+            draft_s,
+            scale=scale,
+            context_s=context_s,
+            row_s=row_s,
+            _table=self._table,
+        )
 
     def beside_prompt(
-        self, num_decoding: int, num_prompt_tokens: int, *, value: float = 0.0
+        self, num_decoding: int, num_prompt_tokens: int, *, value: float = 0.0, context_s: float = 0.0
     ) -> CapacityCurve:
         """The curve of a round whose step computes prompt tokens too, for `num_decoding` requests.
 
@@ -76,12 +102,14 @@ class CapacityCurve:
             num_decoding: requests of the step that commit tokens.
             num_prompt_tokens: of the others.
             value: of a prompt token in tokens of output, 0 to 1.
+            context_s: seconds of attention of the prompt tokens beyond `row_s` for each.
         """
         if num_prompt_tokens == 0:
             return self
-        prompt_s = self.step_s(num_decoding + num_prompt_tokens) - self.step_s(num_decoding)
+        prompt_s = context_s + self.step_s(num_decoding + num_prompt_tokens) - self.step_s(num_decoding)
         return replace(
             self,
+            context_s=self.context_s + context_s,
             num_prompt_tokens=num_prompt_tokens,
             prompt_gain=value * num_prompt_tokens,
             prompt_s=(1.0 - value) * prompt_s,
@@ -103,10 +131,13 @@ class CapacityCurve:
         """Seconds of one step of the target."""
         if batch_tokens >= len(self._table.numbers):
             self._extend_table(batch_tokens)
-        return self._table.numbers[batch_tokens]
+        return self.context_s + self.scale * self._table.numbers[batch_tokens] + self.row_s * batch_tokens
 
     def steps_s(self, batch_tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         """Seconds of one step for several sizes."""
+        return self.context_s + self.scale * self._points_s(batch_tokens) + self.row_s * batch_tokens
+
+    def _points_s(self, batch_tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         inside: npt.NDArray[np.float64] = np.interp(batch_tokens, self.sizes, self.seconds)
         if len(self.sizes) < 2:
             return inside
@@ -123,15 +154,20 @@ class CapacityCurve:
         first += self.num_prompt_tokens
         if first + count > len(self._table.array):
             self._extend_table(first + count)
-        steps: npt.NDArray[np.float64] = self._table.array[first : first + count]
-        return (self.draft_s - self.prompt_s) + steps
+        steps: npt.NDArray[np.float64] = self.scale * self._table.array[first : first + count]
+        steps += self.draft_s - self.prompt_s + self.context_s
+        if self.row_s:
+            steps += self.row_s * self._table.rows[first : first + count]
+        return steps
 
     def steps_per_second(self, batch_tokens: int) -> float:
         """SPS(B) of Algorithm 1: rounds per second with `batch_tokens` anchors and drafts in each."""
         return 1.0 / self.round_s(batch_tokens)
 
     def _extend_table(self, batch_tokens: int) -> None:
-        self._table.array = self.steps_s(np.arange(2 * batch_tokens + 1))
+        sizes = np.arange(2 * batch_tokens + 1)
+        self._table.rows = sizes.astype(np.float64)
+        self._table.array = self._points_s(sizes)
         self._table.numbers = self._table.array.tolist()
 
 

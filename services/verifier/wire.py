@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dspark.api.v1 import verifier_pb2
+from dspark.api.v1 import common_pb2, verifier_pb2
 from dspark.decoding.types import (
     OpenRequest,
     PrefillItem,
+    StepCost,
     StepResult,
     VerifierInfo,
     VerifyItem,
@@ -16,8 +17,6 @@ from dspark.decoding.types import (
 )
 from dspark.errors import InvalidRequestError
 from services.runtime.wire import (
-    costs_from_pb,
-    costs_to_pb,
     logprobs_from_pb,
     logprobs_to_pb,
     sampling_from_pb,
@@ -48,7 +47,15 @@ def info_to_pb(info: VerifierInfo) -> verifier_pb2.GetVerifierInfoResponse:
         page_size=info.page_size,
         num_pages=info.num_pages,
         eos_token_ids=info.eos_token_ids,
-        step_cost=costs_to_pb(info.step_cost),
+        step_cost=[
+            common_pb2.CostPoint(
+                size=one.batch_tokens,
+                seconds=one.seconds,
+                num_requests=one.num_requests,
+                context_len=one.context_len,
+            )
+            for one in info.step_cost
+        ],
         dtype=info.dtype,
         is_exact=info.is_exact,
         exact_reason=info.exact_reason,
@@ -64,7 +71,9 @@ def info_from_pb(message: verifier_pb2.GetVerifierInfoResponse) -> VerifierInfo:
         page_size=message.page_size,
         num_pages=message.num_pages,
         eos_token_ids=tuple(message.eos_token_ids),
-        step_cost=costs_from_pb(message.step_cost),
+        step_cost=tuple(
+            StepCost(one.size, one.seconds, one.num_requests, one.context_len) for one in message.step_cost
+        ),
         dtype=message.dtype,
         is_exact=message.is_exact,
         exact_reason=message.exact_reason,

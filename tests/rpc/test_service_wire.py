@@ -25,6 +25,7 @@ from dspark.decoding.types import (
     RoundStats,
     SamplingParams,
     SparseProbs,
+    StepCost,
     StepResult,
     StopParams,
     TokenDelta,
@@ -181,7 +182,7 @@ def test_features_keep_their_type_and_can_be_given_to_torch(dtype: type) -> None
         page_size=U32,
         num_pages=U32,
         eos_token_ids=TOKENS,
-        step_cost=COSTS,
+        step_cost=st.lists(st.builds(StepCost, U32, F64, U32, U32), max_size=3).map(tuple),
         dtype=TEXT,
         is_exact=st.booleans(),
         exact_reason=TEXT,
@@ -189,6 +190,11 @@ def test_features_keep_their_type_and_can_be_given_to_torch(dtype: type) -> None
 )
 def test_verifier_info(info: VerifierInfo) -> None:
     assert verifier_wire.info_from_pb(over_the_wire(verifier_wire.info_to_pb(info))) == info
+
+
+def test_steps_of_a_verifier_that_keeps_no_contexts_are_read_as_those_of_any_context() -> None:
+    message = verifier_pb2.GetVerifierInfoResponse(step_cost=[common_pb2.CostPoint(size=4, seconds=0.5)])
+    assert verifier_wire.info_from_pb(over_the_wire(message)).step_cost == (StepCost(4, 0.5),)
 
 
 @given(NAME, U64, TOKENS, SAMPLING)

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dspark.decoding.types import StepCost
 from dspark.errors import ConfigurationError
 from dspark.scheduling.capacity import CapacityCurve
+from dspark.scheduling.surface import CapacitySurface, StepLoad
 
 Points = tuple[tuple[int, float], ...]
 
-# The engine measures its steps with requests of 256 tokens and eight rows each (`dspark.engine.profile`).
-_CONTEXT_PER_ROW = 32
+# The engine measures its steps with requests of 256 tokens and eight rows each, some with longer requests
+# (`dspark.engine.profile`).
+_ROWS_PER_REQUEST, _CONTEXT_LEN, _LONG_CONTEXT_LEN = 8, 256, 2048
 _LARGEST_STEP = 4096
 _TILE_ROWS = 128
 
@@ -26,19 +29,17 @@ class Machine:
     Attributes:
         name: for reports.
         origin: where the figures come from.
-        step_cost: (batch tokens, seconds) of a target step with 32 context tokens a row: what the planner is
-            told. Linear between the points.
+        step_cost: of a target step, which the planner is told: linear between the points and, where these
+            have several contexts, in the context.
         draft_cost: (slots of all blocks, seconds) of a draft; empty where drafts are free.
-        context_s: seconds of each further context token of a step, which the planner is not told.
         prefill_tokens: prompt tokens of one step while others are decoding.
         prefill_tokens_alone: prompt tokens of one step when nobody is.
     """
 
     name: str
     origin: str
-    step_cost: Points
+    step_cost: tuple[StepCost, ...]
     draft_cost: Points = ()
-    context_s: float = 0.0
     prefill_tokens: int = 128
     prefill_tokens_alone: int = 512
 
@@ -52,19 +53,12 @@ class Costs:
         Raises:
             ConfigurationError: the points of the machine make no curve.
         """
-        self._steps = CapacityCurve.from_points(machine.step_cost)
+        self._steps = CapacitySurface.from_points(machine.step_cost)
         self._drafts = CapacityCurve.from_points(machine.draft_cost) if machine.draft_cost else None
-        self._context_s = machine.context_s
 
-    def step_s(self, batch_tokens: int, context_tokens: int) -> float:
-        """Seconds of one step of the target.
-
-        Args:
-            batch_tokens: its rows.
-            context_tokens: of all its requests together.
-        """
-        beyond = max(context_tokens - _CONTEXT_PER_ROW * batch_tokens, 0)
-        return self._steps.step_s(batch_tokens) + self._context_s * beyond
+    def step_s(self, load: StepLoad) -> float:
+        """Seconds of one step of the target."""
+        return self._steps.step_s(load)
 
     def draft_s(self, num_slots: int) -> float:
         """Seconds of one draft."""
@@ -90,9 +84,8 @@ def h100_like() -> Machine:
     return Machine(
         "h100-like",
         "synthetic: roofline of an 8B bfloat16 target with tiles and graph sizes",
-        _stairs(step_s),
+        _with_contexts(_stairs(step_s), key_s=47e-9),
         _stairs(draft_s),
-        context_s=47e-9,
         prefill_tokens=2048,
         prefill_tokens_alone=8192,
     )
@@ -108,7 +101,7 @@ def cpu_like() -> Machine:
     return Machine(
         "cpu-like",
         "synthetic: 14 ms a step, 2.4 times that for 64 rows, linear",
-        tuple((rows, 14e-3 * (1.0 + 1.4 * (rows - 1) / 63)) for rows in sizes),
+        tuple(StepCost(rows, 14e-3 * (1.0 + 1.4 * (rows - 1) / 63)) for rows in sizes),
         tuple((slots, 2e-3 + 60e-6 * slots) for slots in sizes),
     )
 
@@ -118,7 +111,8 @@ def memory_bound() -> Machine:
 
     Verifying everything is right at any load, as with a large model on few streams.
     """
-    return Machine("memory-bound", "synthetic: 10 ms a step and 2 µs a row", ((1, 10.002e-3), (1000, 12e-3)))
+    steps = (StepCost(1, 10.002e-3), StepCost(1000, 12e-3))
+    return Machine("memory-bound", "synthetic: 10 ms a step and 2 µs a row", steps)
 
 
 MACHINES: dict[str, Callable[[], Machine]] = {
@@ -132,7 +126,8 @@ def machine_of(name_or_path: str) -> Machine:
     """A synthetic machine by name, or one from a JSON file.
 
     The file holds an object with the fields of `Machine`, of which only `step_cost` is needed, or nothing but
-    the list of (batch tokens, seconds) that the engine keeps of its own steps.
+    the list that the engine keeps of its own steps: (batch tokens, seconds), or with the number of requests
+    and the context of each behind these.
 
     Raises:
         ConfigurationError: neither a name nor a readable file of that form.
@@ -164,23 +159,36 @@ def _from_document(document: Any, name: str) -> Machine:
     counts = {key: int(fields[key]) for key in ("prefill_tokens", "prefill_tokens_alone") if key in fields}
     if any(count < 1 for count in counts.values()):
         raise ValueError(f"{', '.join(counts)} must be at least 1")
-    context_s = float(fields.get("context_s", 0.0))
-    if not 0.0 <= context_s < float("inf"):
-        raise ValueError("context_s must be a number of at least 0")
     machine = Machine(
         str(fields.get("name", name)),
         str(fields.get("origin", "from a file")),
-        _points(fields["step_cost"]),
-        _points(fields.get("draft_cost", ())),
-        context_s,
+        tuple(_step_cost(*row) for row in fields["step_cost"]),
+        tuple((int(size), float(seconds)) for size, seconds in fields.get("draft_cost", ())),
         **counts,
     )
     Costs(machine)
     return machine
 
 
-def _points(pairs: Any) -> Points:
-    return tuple((int(size), float(seconds)) for size, seconds in pairs)
+def _step_cost(batch_tokens: Any, seconds: Any, num_requests: Any = 0, context_len: Any = 0) -> StepCost:
+    return StepCost(int(batch_tokens), float(seconds), int(num_requests), int(context_len))
+
+
+def _with_contexts(points: Points, *, key_s: float) -> tuple[StepCost, ...]:
+    """Steps as the engine measures them, of points without context and `key_s` for each context token."""
+    short = [
+        StepCost(size, seconds + key_s * num_requests * _CONTEXT_LEN, num_requests, _CONTEXT_LEN)
+        for size, seconds in points
+        for num_requests in [-(-size // _ROWS_PER_REQUEST)]
+    ]
+    long = [
+        StepCost(_ROWS_PER_REQUEST, one.seconds + added, num_requests, _LONG_CONTEXT_LEN)
+        for one in short
+        if one.batch_tokens == _ROWS_PER_REQUEST
+        for num_requests in (1, _ROWS_PER_REQUEST)
+        for added in [key_s * (num_requests * _LONG_CONTEXT_LEN - _CONTEXT_LEN)]
+    ]
+    return (*short, *long)
 
 
 def _stairs(cost_s: Callable[[int], float]) -> Points:

@@ -23,6 +23,7 @@ from dspark.errors import StaleEpochError
 from dspark.evaluation.simulation.curves import Costs, Machine
 from dspark.evaluation.simulation.luck import VOCAB_SIZE, Story
 from dspark.rounds.clock import Clock
+from dspark.scheduling.surface import StepLoad
 
 _PAGE_SIZE = 16
 # Memory is not simulated: no request ever lacks a page.
@@ -121,8 +122,14 @@ class SimulatedVerifier:
     async def step(self, items: Sequence[PrefillItem | VerifyItem]) -> StepResult:
         """See `Verifier`."""
         batch_tokens = sum(map(_num_rows, items))
-        context = sum(held.committed_len for one in items if (held := self._held.get(one.request_id)))
-        step_s = self._costs.step_s(batch_tokens, context)
+        contexts = [
+            (held.committed_len, _num_rows(one))
+            for one in items
+            if (held := self._held.get(one.request_id)) is not None
+        ]
+        num_keys = sum(context for context, _ in contexts)
+        num_scores = sum(context * num_rows for context, num_rows in contexts)
+        step_s = self._costs.step_s(StepLoad(batch_tokens, num_keys, num_scores))
         await self._clock.sleep(step_s)
         self.num_items += len(items)
         outcomes = tuple(map(self._outcome, items))

@@ -58,7 +58,7 @@ def test_settings_of_a_service_become_text(config):
         ('port = "x"\n', "port must be a whole number"),
         ("port = true\n", "port must be a whole number"),
         ("port = 70000\n", "port must lie between 1 and 65535"),
-        ('policy = "fast"\n', "policy must be one of early-stop"),
+        ('policy = "fast"\n', "policy must be one of auto, early-stop"),
         ("[settings.router]\nx = 1\n", "must be among drafter"),
         ("[settings]\nverifier = 1\n", r"\[settings.verifier\] must hold"),
         ("port = \n", "is not valid TOML"),

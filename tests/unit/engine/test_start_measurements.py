@@ -8,19 +8,38 @@ import pytest
 import torch
 from tiny_targets import Bench, save_tiny
 
+from dspark.engine.description import describe, measured
 from dspark.engine.exactness import check_exactness
 from dspark.engine.measurements import Measurements
 from dspark.engine.precision import choose_dtype
 from dspark.engine.profile import measure_step_cost
-from dspark.engine.target import TargetEngine
+from dspark.engine.target import TargetEngine, make_pool
 
 
 def test_the_cost_of_a_step_is_measured_at_every_size_that_fits(tiny_llama: Path, cache_dir: Path) -> None:
     bench = Bench(tiny_llama, torch.float32, cache_dir)
     points = measure_step_cost(bench.target, bench.pool)
     # 1024 tokens are 64 pages, 16 for each request of eight rows.
-    assert [size for size, _ in points] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
-    assert all(seconds > 0 for _, seconds in points)
+    assert [one.batch_tokens for one in points] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    assert all(one.seconds > 0 for one in points)
+    # The model has positions for so many tokens beside the eight rows.
+    assert {one.context_len for one in points} == {248}
+    assert [one.num_requests for one in points][5:8] == [1, 2, 2]
+    assert bench.pool.num_free == bench.pool.num_pages
+
+
+def test_a_few_steps_are_measured_at_longer_contexts_where_pool_and_positions_allow(
+    tmp_path: Path, cache_dir: Path
+) -> None:
+    path = save_tiny(tmp_path / "long", "llama", num_hidden_layers=1, max_position_embeddings=2048)
+    bench = Bench(path, torch.float32, cache_dir)
+    bench.pool = make_pool(bench.target, 9000, cache_dir)
+    points = [one for one in measure_step_cost(bench.target, bench.pool) if one.context_len > 256]
+    assert [(one.batch_tokens, one.num_requests, one.context_len) for one in points] == [
+        (8, 1, 1024),
+        (8, 8, 1024),
+        (16, 2, 1024),
+    ]
     assert bench.pool.num_free == bench.pool.num_pages
 
 
@@ -94,5 +113,17 @@ def test_a_loaded_engine_describes_itself(tiny_llama: Path, cache_dir: Path) -> 
     assert (info.page_size, info.num_pages, info.max_context_len) == (16, 256, 256)
     assert info.dtype in ("bfloat16", "float32")
     assert info.dtype in engine.dtype_reason
-    assert [size for size, _ in info.step_cost][:3] == [1, 2, 3]
+    assert [one.batch_tokens for one in info.step_cost][:3] == [1, 2, 3]
     assert engine.num_free_pages == 256
+
+
+def test_steps_are_measured_once_and_anew_where_the_record_keeps_no_contexts(
+    tiny_llama: Path, cache_dir: Path, tmp_path: Path
+) -> None:
+    bench = Bench(tiny_llama, torch.float32, cache_dir)
+    info, kept = describe(bench.target, bench.pool), Measurements(tiny_llama, tmp_path)
+    kept.record("step-cost-float32", [[1, 7.0], [8, 9.0]])
+    first = measured(info, bench.target, bench.pool, kept)
+    assert len(first.step_cost) > 2
+    assert {one.context_len for one in first.step_cost} == {248}
+    assert measured(info, bench.target, bench.pool, kept).step_cost == first.step_cost

@@ -13,6 +13,7 @@ from dspark.evaluation.speed_figures import (
 )
 from dspark.evaluation.tasks import TaskPrompt
 from dspark.rounds.stats import RequestRound, RoundReport
+from dspark.scheduling.surface import StepLoad
 
 CHAT, CODE = TaskPrompt("chat", 0, "a"), TaskPrompt("code", 0, "b")
 GROUPS = [[CHAT], [CODE]]
@@ -73,7 +74,9 @@ def test_differing_texts_fail_only_where_the_engine_says_it_is_exact():
 
 def timed(*, wall, draft, verify, tokens, prefill=0, verified=1):
     rounds = [RequestRound("r", 0, 0, 0, 1)] * verified
-    report = RoundReport(rounds, prefill, tokens, draft_s=draft, plan_s=0.0, step_s=verify, verify_s=verify)
+    report = RoundReport(
+        rounds, prefill, StepLoad(tokens), draft_s=draft, plan_s=0.0, step_s=verify, verify_s=verify
+    )
     return TimedRound(report, wall)
 
 

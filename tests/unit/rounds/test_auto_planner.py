@@ -6,10 +6,11 @@ import numpy as np
 
 from dspark.rounds.auto import AutoPlanner
 from dspark.rounds.step_ahead import StepAhead
+from tests.fakes import step_costs
 from tests.unit.rounds.test_planner import STAIRS, barrier, infos, plan
 
 # The second stair is dear to enter and wide.
-WIDE_STAIR = ((1, 0.010), (2, 0.010), (3, 0.016), (16, 0.0161))
+WIDE_STAIR = step_costs((1, 0.010), (2, 0.010), (3, 0.016), (16, 0.0161))
 
 
 def auto(step_cost) -> AutoPlanner:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dspark.decoding.types import Acceptance, SamplingParams
+from dspark.decoding.types import Acceptance, SamplingParams, StepCost
 from dspark.errors import ConfigurationError, InvalidRequestError
 from dspark.rounds.adaptive import BarrierPlanner, EarlyStopPlanner
 from dspark.rounds.planner import FixedPlanner, OffPlanner, ThresholdPlanner, planner_of
@@ -15,17 +15,21 @@ from dspark.rounds.stats import RequestRound, RoundReport
 from dspark.rounds.step_ahead import StepAhead
 from dspark.scheduling.allocation import allocate_early_stop
 from dspark.scheduling.draft_length import DraftLength
-from tests.fakes import FakeDrafter, FakeVerifier
+from dspark.scheduling.surface import StepLoad
+from tests.fakes import FakeDrafter, FakeVerifier, step_costs
 
 
-def plan(planner, blocks, num_prefill_tokens=0, *, request_ids=None, weights=None, prefill_share=0.0):
+def plan(
+    planner, blocks, num_prefill_tokens=0, *, request_ids=None, weights=None, prefill_share=0.0, context_len=0
+):
     """A round as the loop makes it: prepare, then plan."""
     step = StepAhead(
         request_ids or [f"r{number}" for number in range(len(blocks))],
         [len(block) for block in blocks],
-        num_prefill_tokens,
+        StepLoad(num_prefill_tokens),
         prefill_share,
         None if weights is None else np.array(weights),
+        num_held=context_len * len(blocks),
     )
     if planner.prepares and any(step.num_asked):
         planner.prepare(step)
@@ -55,9 +59,9 @@ def test_policies_are_found_by_name():
         planner_of("clever")
 
 
-@pytest.mark.parametrize("step_cost", [(), ((1, 0.1),), ((1, 0.1), (8, 0.1))])
+@pytest.mark.parametrize("step_cost", [(), [(1, 0.1)], [(1, 0.1), (8, 0.1)]])
 def test_the_adaptive_policy_refuses_a_verifier_whose_steps_say_nothing(step_cost):
-    verifier, drafter = infos(step_cost=step_cost)
+    verifier, drafter = infos(step_cost=step_costs(*step_cost))
     with pytest.raises(ConfigurationError, match="step_cost"):
         EarlyStopPlanner().learn_costs(verifier, drafter)
     # The others do not care.
@@ -153,7 +157,7 @@ def test_many_requests_are_planned_like_few():
     together = plan(adaptive(), [*blocks, []], 3)
     few = allocate_early_stop(
         [np.array(block, dtype=np.float32).tolist() for block in [*blocks, []]],
-        adaptive()._curve_of_slots(80).beside_prompt(21, 3),
+        adaptive()._curve(80, StepAhead(["r"] * 21, [], StepLoad(3))),
     )
     assert together == few
     assert 0 < sum(together) < 80
@@ -168,11 +172,12 @@ def test_weights_move_the_budget_to_the_heavier_request():
 
 def report(batch_tokens, step_s, *, num_drafted=4, draft_s=0.002):
     verified = [RequestRound("r0", num_drafted, num_drafted, 0, 1)]
-    return RoundReport(verified, 0, batch_tokens, draft_s, plan_s=0.0, step_s=step_s, verify_s=step_s)
+    load = StepLoad(batch_tokens)
+    return RoundReport(verified, 0, load, draft_s, plan_s=0.0, step_s=step_s, verify_s=step_s)
 
 
 def test_plans_follow_what_rounds_cost_and_the_error_of_the_prediction_is_known():
-    planner = adaptive(step_cost=((1, 0.010), (3, 0.011), (16, 0.012)))
+    planner = adaptive(step_cost=step_costs((1, 0.010), (3, 0.011), (16, 0.012)))
     assert plan(planner, [[0.6] * 4]) == [4]
     for _ in range(2000):
         planner.observe(report(1, 0.010))
@@ -182,12 +187,42 @@ def test_plans_follow_what_rounds_cost_and_the_error_of_the_prediction_is_known(
     slow_drafts = adaptive(step_cost=STAIRS)
     for _ in range(200):
         slow_drafts.observe(report(3, 0.011, draft_s=0.2))
-    assert slow_drafts._curve_of_slots(4).draft_s > 0.02
+    assert slow_drafts._curve(4, StepAhead(["r0"], [4])).draft_s > 0.02
     assert OffPlanner().cost_error == 0.0
 
 
+# 20 ms, 0.1 ms a row; a row reads 4 µs a context token
+LONG_IS_DEAR = tuple(
+    StepCost(rows, 0.020 + 1e-4 * rows + 4e-6 * rows * context, 1, context)
+    for rows, context in [(1, 256), (8, 256), (64, 256), (8, 2048)]
+)
+
+
+@pytest.mark.parametrize("policy", ["early-stop", "barrier", "retrospective"])
+def test_rows_of_long_contexts_are_dear_so_fewer_drafts_of_them_are_verified(policy):
+    planner = planner_of(policy)
+    planner.learn_costs(*infos(step_cost=LONG_IS_DEAR))
+    blocks = [[0.8, 0.7, 0.6, 0.5]] * 4
+
+    def settled(context_len):
+        return [plan(planner, blocks, context_len=context_len) for _ in range(4)][-1]
+
+    num_short, num_middle, num_long = (sum(settled(context)) for context in (100, 1000, 8000))
+    assert num_short > num_middle > num_long
+    assert sum(settled(100)) == num_short, "nothing of the long ones remains"
+
+
+def test_the_error_of_a_prediction_counts_the_context_of_the_round():
+    planner = adaptive(step_cost=LONG_IS_DEAR)
+    for context in (256, 1000, 4000) * 50:
+        step_s = 0.020 + 1e-4 * 8 + 4e-6 * 8 * context
+        load = StepLoad(8, context, 8 * context)
+        planner.observe(RoundReport([], 0, load, 0.0, plan_s=0.0, step_s=step_s, verify_s=step_s))
+    assert planner.cost_error < 1e-6
+
+
 def test_drafts_give_way_to_prompts_only_while_these_queue_up():
-    linear = ((1, 0.012), (257, 0.268))
+    linear = step_costs((1, 0.012), (257, 0.268))
     for planner in (adaptive(step_cost=linear), barrier(step_cost=linear)):
         blocks = [[0.7] * 4] * 4
         room = plan(planner, blocks, 64)
@@ -221,7 +256,7 @@ def barrier(**changes) -> BarrierPlanner:
 
 
 # Steps of more than three tokens are dear.
-STAIRS = ((1, 0.010), (3, 0.011), (4, 0.040), (16, 0.045))
+STAIRS = step_costs((1, 0.010), (3, 0.011), (4, 0.040), (16, 0.045))
 
 
 def test_the_budget_of_a_round_does_not_depend_on_its_own_confidences_nor_on_those_just_before():
@@ -260,7 +295,7 @@ def test_requests_that_join_leave_or_lack_a_block_are_planned_for():
 def test_a_request_that_weighs_more_gets_more_drafts_than_its_like(policy):
     planner = planner_of(policy)
     # three drafts are nearly free beside two requests, the fourth is not
-    planner.learn_costs(*infos(step_cost=((1, 0.010), (5, 0.0101), (6, 0.040), (64, 0.4))))
+    planner.learn_costs(*infos(step_cost=step_costs((1, 0.010), (5, 0.0101), (6, 0.040), (64, 0.4))))
     blocks = [[0.8, 0.8, 0.8, 0.8]] * 2
     for _ in range(3):
         plain = plan(planner, blocks)

@@ -272,4 +272,6 @@ async def test_observers_are_told_about_every_round():
         await rig.settle()
         assert len(reports) == loop.stats.counters.num_rounds == 4
     assert [report.num_prefill_tokens for report in reports] == [3, 0, 0, 0]
+    assert [report.load.num_keys for report in reports] == [3, 4, 8, 12], "tokens held before the round"
+    assert [report.load.context_len for report in reports] == [2, 4, 8, 12]
     assert sum(entry.num_committed for report in reports for entry in report.verified) == 12

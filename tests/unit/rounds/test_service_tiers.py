@@ -13,7 +13,7 @@ from dspark.decoding.types import PrefillItem, VerifyItem
 from dspark.rounds.planner import planner_of
 from dspark.rounds.request import LiveRequest
 from dspark.scheduling.weights import LONGEST_SLACK_S, deadline_s
-from tests.fakes import FakeVerifier, continuation, greedy_request
+from tests.fakes import FakeVerifier, continuation, greedy_request, step_costs
 
 PRIORITY, DEFAULT, FLEX = map(Service, ServiceTier)
 
@@ -135,7 +135,9 @@ async def test_a_long_prompt_holds_up_neither_streams_nor_short_prompts():
 async def test_a_stream_behind_its_promise_gets_more_drafts_than_its_like(policy):
     verifier = FakeVerifier()
     # the fifth token of a step costs what three drafts bring
-    verifier.info = replace(verifier.info, step_cost=((1, 0.010), (4, 0.0101), (5, 0.016), (64, 0.4)))
+    verifier.info = replace(
+        verifier.info, step_cost=step_costs((1, 0.010), (4, 0.0101), (5, 0.016), (64, 0.4))
+    )
     rig = Rig(verifier=verifier, planner=planner_of(policy))
 
     def pass_time(num_steps: int) -> None:

@@ -22,7 +22,6 @@ def test_a_draft_cost_slows_every_round_alike():
     curve = CapacityCurve.from_points([(1, 0.3), (2, 0.4)], draft_s=0.1)
     assert curve.steps_per_second(1) == pytest.approx(2.5)
     assert curve.steps_per_second(2) == pytest.approx(2.0)
-    assert curve.with_draft_cost(0.0).steps_per_second(2) == pytest.approx(2.5)
 
 
 def test_beside_a_prompt_drafts_cost_what_they_add_to_the_long_step():

@@ -9,11 +9,12 @@ from dspark.evaluation.simulation.curves import Machine
 from dspark.evaluation.simulation.luck import Luck
 from dspark.evaluation.simulation.runner import Observed, Scenario, simulate
 from dspark.evaluation.simulation.trace import TraceRequest
+from tests.fakes import step_costs
 
 NUM_STREAMS, OUTPUT_LEN, PROMISED_PER_S = 16, 600, 190.0
 PROMISED = range(0, NUM_STREAMS, 4)
 # Beside one row a stream, sixteen drafts are cheap and the next one is not.
-BUSY = Machine("busy", "test", ((1, 0.010), (32, 0.011), (33, 0.030), (256, 0.200)))
+BUSY = Machine("busy", "test", step_costs((1, 0.010), (32, 0.011), (33, 0.030), (256, 0.200)))
 LUCK = Luck([TraceRequest(0.0, 8, OUTPUT_LEN)] * NUM_STREAMS, seed=11, gamma=4)
 
 

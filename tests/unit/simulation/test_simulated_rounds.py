@@ -12,15 +12,16 @@ from dspark.evaluation.simulation.luck import Luck
 from dspark.evaluation.simulation.runner import MTP_1, Scenario, simulate
 from dspark.evaluation.simulation.trace import TraceRequest, TraceShape, synthetic_trace
 from dspark.rounds.policies import POLICIES
+from tests.fakes import step_costs
 
 ALL = (*POLICIES, MTP_1)
 GAMMA = 4
 # Rows cost next to nothing, and so do drafts.
-ROOMY = Machine("roomy", "test", ((1, 0.010), (1000, 0.0101)))
+ROOMY = Machine("roomy", "test", step_costs((1, 0.010), (1000, 0.0101)))
 # Four rows are as cheap as one; the fifth costs more than any number of drafts could bring, up to eight.
-STAIRS = Machine("stairs", "test", ((1, 0.010), (4, 0.01001), (5, 0.100), (8, 0.1001), (64, 0.800)))
+STAIRS = Machine("stairs", "test", step_costs((1, 0.010), (4, 0.01001), (5, 0.100), (8, 0.1001), (64, 0.800)))
 # Each row costs as much as the first.
-STEEP = Machine("steep", "test", ((1, 0.010), (100, 1.000)), draft_cost=((1, 0.010), (2, 0.0101)))
+STEEP = Machine("steep", "test", step_costs((1, 0.010), (100, 1.000)), draft_cost=((1, 0.010), (2, 0.0101)))
 
 
 def scenario(machine: Machine = ROOMY, *, count: int = 8, output_len: int = 24, **options) -> Scenario:
@@ -84,7 +85,9 @@ def test_a_run_is_a_function_of_its_input():
 
 
 def test_time_is_the_sum_of_the_costs_of_drafts_and_steps():
-    machine = Machine("plain", "test", ((1, 0.010), (11, 0.020)), draft_cost=((1, 0.001), (11, 0.011)))
+    machine = Machine(
+        "plain", "test", step_costs((1, 0.010), (11, 0.020)), draft_cost=((1, 0.001), (11, 0.011))
+    )
     study = Scenario(machine, Luck([TraceRequest(0.0, 6, 2 + 2 * GAMMA)], seed=0, gamma=GAMMA, spread=0.0))
     observed = simulate(study, "fixed", None)
     prefill_s = 0.010 + 5 * 0.001
@@ -170,7 +173,7 @@ def test_outputs_of_one_token_leave_no_speed_and_no_error():
 
 
 def test_a_flat_curve_is_refused_by_the_policies_that_weigh_it():
-    flat = Machine("flat", "test", ((1, 0.010), (8, 0.010)))
+    flat = Machine("flat", "test", step_costs((1, 0.010), (8, 0.010)))
     assert outputs(simulate(scenario(flat), "fixed", 2))
     with pytest.raises(ConfigurationError, match="step_cost is flat"):
         simulate(scenario(flat), "early-stop", 2)

@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
+from dspark.decoding.types import StepCost
 from dspark.errors import ConfigurationError
 from dspark.evaluation.simulation.curves import MACHINES, Costs, machine_of
 from dspark.evaluation.simulation.trace import TraceShape, read_trace, synthetic_trace, write_trace
-from dspark.scheduling.capacity import CapacityCurve
+from dspark.scheduling.surface import CapacitySurface, StepLoad
 
 
 def test_a_trace_survives_its_file(tmp_path):
@@ -76,37 +77,42 @@ def test_a_wrong_line_is_named_with_what_a_line_holds(tmp_path, line, reason):
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_synthetic_machine_never_gets_faster_with_more_rows(name):
     machine = MACHINES[name]()
-    curve = CapacityCurve.from_points(machine.step_cost)
-    assert (np.diff(curve.steps_s(np.arange(1, 4097))) >= 0.0).all()
-    curve.check_rises()
+    surface = CapacitySurface.from_points(machine.step_cost)
+    assert (np.diff(surface.rows.steps_s(np.arange(1, 4097))) >= 0.0).all()
+    surface.check_rises()
 
 
 def test_the_staircase_is_flat_in_a_tile_and_jumps_behind_it():
     costs = Costs(machine_of("h100-like"))
 
     def step_s(rows: int) -> float:
-        return costs.step_s(rows, 32 * rows)
+        return costs.step_s(StepLoad(rows, 8192))
 
     assert step_s(128) < 1.1 * step_s(1)
     assert step_s(257) - step_s(256) > 30 * (step_s(256) - step_s(249)) + 0.003
     assert step_s(385) - step_s(257) == pytest.approx(3.15e-3 + 3e-6 * 128, rel=0.2)
 
 
-def test_longer_contexts_cost_what_the_machine_says_beyond_those_it_was_measured_with():
+def test_a_context_token_of_the_staircase_costs_its_bytes_however_many_rows_read_it():
     costs = Costs(machine_of("h100-like"))
-    assert costs.step_s(64, 32 * 64 + 1000) - costs.step_s(64, 32 * 64) == pytest.approx(47e-6)
-    assert costs.step_s(64, 0) == costs.step_s(64, 32 * 64)
+    for num_scores in (0, 64_000):
+        longer = costs.step_s(StepLoad(64, 3048, num_scores))
+        assert longer - costs.step_s(StepLoad(64, 2048)) == pytest.approx(47e-6, rel=1e-6)
 
 
 def test_a_measured_curve_is_read_as_the_engine_keeps_it_or_with_more(tmp_path):
-    points = [[1, 0.013], [8, 0.025]]
+    points = [[1, 0.013, 1, 256], [8, 0.025, 1, 256], [8, 0.029, 1, 2304]]
     (tmp_path / "steps.json").write_text(json.dumps(points))
     (tmp_path / "more.json").write_text(
         json.dumps({"name": "mine", "step_cost": points, "draft_cost": [[7, 0.003]], "prefill_tokens": 64})
     )
     steps, more = machine_of(str(tmp_path / "steps.json")), machine_of(str(tmp_path / "more.json"))
     assert steps.name == "steps"
-    assert steps.step_cost == more.step_cost == ((1, 0.013), (8, 0.025))
+    assert steps.step_cost == more.step_cost == tuple(StepCost(*point) for point in points)
+    assert Costs(steps).step_s(StepLoad(8, 4352, 8 * 4352)) == pytest.approx(0.033)
+    (tmp_path / "old.json").write_text("[[1, 0.013], [8, 0.025]]")
+    old = Costs(machine_of(str(tmp_path / "old.json")))
+    assert old.step_s(StepLoad(8, 4352, 8 * 4352)) == pytest.approx(0.025)
     assert (Costs(steps).draft_s(7), Costs(more).draft_s(7)) == (0.0, 0.003)
     assert (more.name, more.prefill_tokens, more.prefill_tokens_alone) == ("mine", 64, 512)
 
@@ -119,10 +125,11 @@ def test_a_measured_curve_is_read_as_the_engine_keeps_it_or_with_more(tmp_path):
         ("[]", "step_cost is empty"),
         ('{"draft_cost": [[1, 0.1]]}', "step_cost is missing"),
         ("[[1, -0.1]]", "positive"),
-        ("[[1]]", "unpack"),
+        ("[[1]]", "missing"),
+        ("[[1, 0.1, -1, 3]]", "no negative"),
         ('{"step_cost": [[1, 0.1]], "speed": 3}', "speed: no such key"),
         ('{"step_cost": [[1, 0.1]], "prefill_tokens": 0}', "at least 1"),
-        ('{"step_cost": [[1, 0.1]], "context_s": -1}', "context_s"),
+        ("[[1, 0.1, 1, 256], [8, 0.1, 1, 2048]]", "longer contexts only"),
     ],
 )
 def test_a_curve_that_is_none_is_refused_with_the_form_it_takes(tmp_path, text, reason):
