@@ -87,11 +87,21 @@ def run(args: argparse.Namespace) -> int:
         Calibration(fits["greedy"].scaling, fits["sampled"].scaling).write(drafter)
         print(f"written to {drafter / 'calibration.json'}")
     if args.export:
-        _export(args.export, args.export_set, decoded[args.export_set][0])
+        export_temperatures(args.export, args.export_set, decoded[args.export_set][0])
     return 0
 
 
-def _export(exports: Sequence[Export], name: str, blocks: DecodedBlocks) -> None:
+def export_temperatures(exports: Sequence[Export], name: str, blocks: DecodedBlocks) -> None:
+    """Fit temperatures alone, print them, write them for other engines.
+
+    Args:
+        exports: files.
+        name: of the set, "greedy" or "sampled".
+        blocks: of that set.
+
+    Raises:
+        ConfigurationError: too few blocks, or a file cannot be written.
+    """
     from dspark.evaluation.calibration_fit import fit_temperatures
 
     fitted = fit_temperatures(blocks, f"dspark calibrate, {name}")

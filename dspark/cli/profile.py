@@ -137,8 +137,8 @@ def _panels(steps: list[SizeCost], drafts: list[SizeCost]) -> list[Panel]:
             label,
             "ms",
             [
-                Series("measured", [(one.size, 1e3 * one.measured_s) for one in costs]),
                 Series("curve", [(one.size, 1e3 * one.seconds) for one in costs]),
+                Series("measured", [(one.size, 1e3 * one.measured_s) for one in costs], has_line=False),
             ],
             is_x_log=True,
         )
@@ -148,7 +148,7 @@ def _panels(steps: list[SizeCost], drafts: list[SizeCost]) -> list[Panel]:
     speeds = [(one.size, one.tokens_per_s) for one in steps]
     return [
         *panels,
-        Panel("Tokens per second", "batch tokens", "tokens/s", [Series("", speeds)], is_x_log=True),
+        Panel("Tokens per second", "batch tokens", "tokens/s", [Series("tokens/s", speeds)], is_x_log=True),
     ]
 
 

@@ -17,15 +17,16 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line through points (x, y), in their order."""
+    """Points (x, y), in their order, with or without a line through them."""
 
     name: str
     points: Sequence[tuple[float, float]]
+    has_line: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes; y starts at 0.
+    """One pair of axes, both from 0 on.
 
     Attributes:
         is_x_log: whether x is drawn by its logarithm, with ticks at powers of two; x must be above 0 then.
@@ -67,13 +68,13 @@ class _Drawing:
     def __init__(self, panel: Panel) -> None:
         points = [point for series in panel.series for point in series.points]
         assert points, f"there is nothing to draw in {panel.title!r}"
-        assert not panel.is_x_log or min(x for x, _ in points) > 0, "x must be above 0 for its logarithm"
-        self._panel = panel
         low, high = min(x for x, _ in points), max(x for x, _ in points)
-        self._x_ticks = _powers_of_two(low, high) if panel.is_x_log else _round_ticks(0.0, high)
-        self._y_ticks = _round_ticks(0.0, max(y for _, y in points))
-        self._low = self._scaled(low if panel.is_x_log else min(0.0, low))
-        self._high = max(self._scaled(high), self._scaled(self._x_ticks[-1]))
+        assert low > 0 if panel.is_x_log else low >= 0, f"x is {low} in {panel.title!r}"
+        self._panel = panel
+        self._x_ticks = _powers_of_two(low, high) if panel.is_x_log else _round_ticks(high)
+        self._y_ticks = _round_ticks(max(y for _, y in points))
+        self._low = self._scaled(low) if panel.is_x_log else 0.0
+        self._high = self._scaled(max(high, self._x_ticks[-1]))
 
     def parts(self) -> Iterator[str]:
         """The elements of the panel."""
@@ -101,17 +102,18 @@ class _Drawing:
 
     def _line(self, series: Series, colour: str) -> Iterator[str]:
         places = [(self._x(x), self._y(y)) for x, y in series.points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        if series.has_line:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+            yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
         for (x, y), point in zip(places, series.points, strict=True):
             told = escape(f"{series.name}: {point[0]:g}, {point[1]:.4g}")
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{told}</title></circle>'
 
     def _legend(self) -> Iterator[str]:
         width = (_WIDTH - _RIGHT - _LEFT) / max(4, len(self._panel.series))
-        for number, series in enumerate(reversed(self._panel.series)):
-            colour = _COLOURS[(len(self._panel.series) - 1 - number) % len(_COLOURS)]
-            x = _WIDTH - _RIGHT - (number + 1) * width
+        left = _WIDTH - _RIGHT - width * len(self._panel.series)
+        for number, series in enumerate(self._panel.series):
+            colour, x = _COLOURS[number % len(_COLOURS)], left + number * width
             yield f'<rect x="{x:.1f}" y="30" width="12" height="12" fill="{colour}"/>'
             yield _text(x + 18, 40, series.name)
 
@@ -130,14 +132,13 @@ def _text(x: float, y: float, words: str, style: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
 
 
-def _round_ticks(low: float, high: float) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten from `low` to the first that is not below `high`."""
-    span = high - low
-    if span <= 0.0:
-        return [low, low + 1.0]
-    power = 10.0 ** math.floor(math.log10(span))
-    step = next(size * power for size in (0.1, 0.2, 0.5, 1.0, 2.0) if span / (size * power) <= _MOST_TICKS)
-    return [low + number * step for number in range(math.ceil(span / step - 1e-9) + 1)]
+def _round_ticks(high: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten, from 0 to the first that is not below `high`."""
+    if high <= 0.0:
+        return [0.0, 1.0]
+    power = 10.0 ** math.floor(math.log10(high))
+    step = next(size * power for size in (0.2, 0.5, 1.0, 2.0) if high / (size * power) <= _MOST_TICKS)
+    return [number * step for number in range(math.ceil(high / step - 1e-9) + 1)]
 
 
 def _powers_of_two(low: float, high: float) -> list[float]:
