@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     drafts = by_size(profile.draft_cost) if profile.draft_cost else []
     _print(profile, models, steps, drafts)
     if args.plot is not None:
-        write_text("--plot", args.plot, svg(list(_panels(steps, drafts))))
+        write_text("--plot", args.plot, svg(_panels(steps, drafts)))
         print(f"drawn to {args.plot}")
     if args.json is not None:
         finish(_report(profile, models, steps, drafts), args.json)
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def flat_sentence(profile: CostProfile) -> str | None:
+def _flat_sentence(profile: CostProfile) -> str | None:
     """Why adaptive policies would refuse this curve; None where they would take it."""
     try:
         CapacityCurve.from_points(profile.step_cost).check_rises()
@@ -109,7 +109,7 @@ def _print(profile: CostProfile, models: Models, steps: list[SizeCost], drafts: 
             for one in drafts
         ]
         print_table(["draft slots", "blocks", "measured ms", "curve ms", "a further slot µs"], rows)
-    if flat := flat_sentence(profile):
+    if flat := _flat_sentence(profile):
         print(f"\n{flat}")
 
 
@@ -164,7 +164,7 @@ def _report(profile: CostProfile, models: Models, steps: list[SizeCost], drafts:
         figures={
             "steps": [one.as_dict() for one in steps],
             "drafts": [one.as_dict() for one in drafts],
-            "refused_by_adaptive_policies": flat_sentence(profile),
+            "refused_by_adaptive_policies": _flat_sentence(profile),
         },
     )
 
