@@ -116,14 +116,15 @@ class CapacitySurface:
         )
 
 
-def _load(one: StepCost) -> StepLoad:
+def load_of(one: StepCost) -> StepLoad:
+    """What a measured step computed."""
     num_keys, num_scores = one.num_requests * one.context_len, one.batch_tokens * one.context_len
     return StepLoad(one.batch_tokens, num_keys, num_scores)
 
 
 def _mean(steps: Sequence[StepCost]) -> tuple[StepLoad, float]:
     """Of measurements of one size."""
-    loads = [_load(one) for one in steps]
+    loads = [load_of(one) for one in steps]
     num_keys, num_scores, seconds = np.mean(
         [(load.num_keys, load.num_scores, one.seconds) for load, one in zip(loads, steps, strict=True)],
         axis=0,
@@ -143,7 +144,7 @@ def _fit(longer: Sequence[StepCost], anchors: Mapping[int, tuple[StepLoad, float
         )
     rows = []
     for one in longer:
-        load, (anchor, seconds) = _load(one), anchors[one.batch_tokens]
+        load, (anchor, seconds) = load_of(one), anchors[one.batch_tokens]
         added = (
             load.num_keys - anchor.num_keys,
             load.num_scores - anchor.num_scores,
