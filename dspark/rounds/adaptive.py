@@ -220,7 +220,7 @@ def plan_of(ranked: RankedDrafts, num_admitted: int) -> Plan:
 
 def early_stop_plan(step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
     """The plan of Algorithm 1 with early stop."""
-    if sum(map(len, confidences)) > _FEW_DRAFTS:
+    if len(confidences) > _FEW_DRAFTS or sum(map(len, confidences)) > _FEW_DRAFTS:
         ranked = rank_drafts(confidences, step.weights)
         return plan_of(ranked, early_stop_budget(ranked, curve))
     blocks = [confidence.tolist() for confidence in confidences]
