@@ -158,16 +158,20 @@ def _time_plans(args: argparse.Namespace) -> int:
     }
     print(f"{_NUM_REQUESTS} requests with {args.gamma} drafts each, {machine.name}, {repeats} plans")
     rows = [
-        [policy, f"{one.median_us:.0f}", f"{one.p99_us:.0f}", f"{one.mean_verified:.2f}"]
+        [
+            policy,
+            *(f"{us:.0f}" for us in (one.quiet_us, one.median_us, one.p99_us)),
+            f"{one.mean_verified:.2f}",
+        ]
         for policy, one in times.items()
     ]
-    print_table(["policy", "median µs", "p99 µs", "verified a request"], rows)
+    print_table(["policy", "quiet µs", "median µs", "p99 µs", "verified a request"], rows)
     report = Report(
         name="scheduler",
         setup={"requests": _NUM_REQUESTS, "gamma": args.gamma, "curve": machine.name, "repeats": repeats},
         figures={policy: one.as_dict() for policy, one in times.items()},
         checks=[
-            at_most(f"{policy}: median µs", one.median_us, MOST_PLANNING_US) for policy, one in times.items()
+            at_most(f"{policy}: quiet µs", one.quiet_us, MOST_PLANNING_US) for policy, one in times.items()
         ],
     )
     return finish(report, args.json)
