@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspark.cache import default_cache_dir
@@ -23,6 +24,9 @@ from dspark.cli.bench_options import (
     read_prompts,
 )
 from dspark.cli.bench_report import Report, finish, print_table, progress
+from dspark.cli.exports import write_text
+from dspark.cli.pareto_plot import panels_of
+from dspark.evaluation.chart import svg
 from dspark.evaluation.verdict import Check, at_least, at_most, largest_rise
 from dspark.rounds.policies import POLICIES
 
@@ -72,6 +76,7 @@ def add_parser(subparsers: Any) -> None:
         help="what is compared with plain decoding and full blocks; the verdict is about the first "
         "(default: auto)",
     )
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the figure")
     add_report_option(parser)
     parser.set_defaults(run=run)
 
@@ -94,6 +99,9 @@ def run(args: argparse.Namespace) -> int:
     for streams in loads:
         _print_load(streams, points[streams], ratios[streams])
     first = args.policies[0]
+    if args.plot is not None:
+        write_text("--plot", args.plot, svg(panels_of(points, first)))
+        print(f"drawn to {args.plot}")
     report = Report(
         name="pareto",
         setup={

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
+from xml.etree import ElementTree
 
 import pytest
 
 from dspark.cli.main import main
+from dspark.cli.pareto_plot import panels_of
 from dspark.errors import EngineError
+from dspark.evaluation.chart import svg
 from dspark.evaluation.lossless.tiny import load_tiny_engines
 from dspark.evaluation.pareto import endless_requests, measure_load, point_of, ratio_of, ratios_of
 from dspark.evaluation.tasks import TaskPrompt
@@ -132,3 +135,21 @@ def test_a_policy_that_is_a_baseline_is_refused(capsys):
         main(["bench", "pareto", "--policies", "off"])
     assert caught.value.code == 2
     assert "invalid choice: 'off'" in capsys.readouterr().err
+
+
+def test_the_figure_shows_every_policy_at_every_load():
+    points = {
+        streams: {
+            policy: point_of([turn(1.0, 60 + 10 * streams)] * 2, streams)
+            for policy in ("off", "fixed", "auto")
+        }
+        for streams in (1, 4)
+    }
+    drawn = svg(panels_of(points, "auto"))
+    titles = [element.text for element in ElementTree.fromstring(drawn).iter() if element.text]
+    for title in ("Throughput by load", "Throughput against speed per user", "off", "fixed", "auto"):
+        assert any(title in text for text in titles), title
+    by_user, by_load, verified = panels_of(points, "auto")
+    assert [one.name for one in verified.series] == ["fixed", "auto"]
+    assert by_load.series[0].points == [(1, 70.0), (4, 100.0)]
+    assert by_user.series[0].points == [(70.0, 70.0), (25.0, 100.0)]
