@@ -18,6 +18,7 @@ from dspark.evaluation.tasks import TaskPrompt
 from dspark.evaluation.threads import one_thread
 from dspark.evaluation.turns import Slice, Turns
 from dspark.rounds.stats import RequestRound, RoundReport
+from dspark.scheduling.surface import StepLoad
 
 PROMPTS = [
     TaskPrompt("t", number, "", tuple((number + k) % 5 for k in range(3 + number))) for number in range(4)
@@ -72,7 +73,9 @@ def test_the_first_outputs_of_streams_end_one_after_the_other():
 
 def round_of(*committed):
     verified = [RequestRound(f"r{number}", 4, 2, 1, tokens) for number, tokens in enumerate(committed)]
-    return RoundReport(verified, 0, 3 * len(committed), draft_s=0.0, plan_s=0.0, step_s=1.0, verify_s=1.0)
+    return RoundReport(
+        verified, 0, StepLoad(3 * len(committed)), draft_s=0.0, plan_s=0.0, step_s=1.0, verify_s=1.0
+    )
 
 
 def turn(seconds, tokens, prompts=0):
