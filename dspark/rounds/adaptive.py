@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from dspark.decoding.types import Acceptance, DrafterInfo, SamplingParams, VerifierInfo
@@ -32,8 +33,8 @@ class AdaptivePlanner:
         self._drafts: CostModel | None = None
         # how full of prompt tokens steps were lately
         self._prefill_share = 0.0
-        # by number of slots drafted
-        self._curves: dict[int, CapacityCurve] = {}
+        # by number of slots drafted, and whether they are drafted beside the step of another cohort
+        self._curves: dict[tuple[int, bool], CapacityCurve] = {}
         self._guard = DraftGuard()
 
     def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
@@ -86,7 +87,7 @@ class AdaptivePlanner:
             return [0] * len(confidences)
         curve = self._curve(num_slots, step)
         plan = self._search(step, confidences, curve)
-        self._guard.judge(plan, curve)
+        self._guard.judge(plan, curve, self._plain_s(plan.num_requests, step, curve))
         return plan.prefix_lens
 
     def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
@@ -107,16 +108,27 @@ class AdaptivePlanner:
         """Costs of this round if its blocks have so many slots together."""
         # The fuller steps are of prompts, the more of these wait for room.
         value = self._prefill_share**2
-        curve = self._curve_of_slots(num_slots)
+        curve = self._curve_of_slots(num_slots, is_beside_step=step.num_cohorts > 1)
         return curve.beside_prompt(len(step.request_ids), step.num_prefill_tokens, value=value)
 
-    def _curve_of_slots(self, num_slots: int) -> CapacityCurve:
+    def _curve_of_slots(self, num_slots: int, *, is_beside_step: bool = False) -> CapacityCurve:
         assert self._steps is not None, "learn_costs comes first"
-        curve = self._curves.get(num_slots)
+        curve = self._curves.get((num_slots, is_beside_step))
         if curve is None:
+            steps = self._steps.curve
             draft_s = self._drafts.curve.step_s(num_slots) if self._drafts else 0.0
-            curve = self._curves[num_slots] = self._steps.curve.with_draft_cost(draft_s)
+            curve = steps.beside_draft(draft_s) if is_beside_step else steps.with_draft_cost(draft_s)
+            self._curves[num_slots, is_beside_step] = curve
         return curve
+
+    def _plain_s(self, num_requests: int, step: StepAhead, curve: CapacityCurve) -> float:
+        """Seconds of a plain step of these requests, which without drafts share it with the other cohort."""
+        if step.num_cohorts == 1:
+            return curve.round_s(num_requests) - curve.draft_s
+        assert self._steps is not None, "learn_costs comes first"
+        num_together, num_prompt = step.num_cohorts * num_requests, step.num_cohorts * step.num_prefill_tokens
+        whole = self._steps.curve.beside_prompt(num_together, num_prompt, value=self._prefill_share**2)
+        return whole.round_s(num_together) / step.num_cohorts
 
 
 class EarlyStopPlanner(AdaptivePlanner):
@@ -177,8 +189,9 @@ class BarrierPlanner(AdaptivePlanner):
 
     def __init__(self) -> None:
         super().__init__()
-        self._history = ConfidenceHistory()
-        self._round_number = 0
+        # by cohort, each of which counts its own rounds
+        self._history: defaultdict[int, ConfidenceHistory] = defaultdict(ConfidenceHistory)
+        self._round_number: defaultdict[int, int] = defaultdict(int)
         self._budget: int | None = None
 
     def prepare(self, step: StepAhead) -> None:
@@ -191,9 +204,9 @@ class BarrierPlanner(AdaptivePlanner):
         weights = dict.fromkeys(step.request_ids, 1.0)
         if step.weights is not None:
             weights = dict(zip(step.request_ids, step.weights.tolist(), strict=True))
-        round_number = self._round_number + 1
+        round_number = self._round_number[step.cohort] + 1
         self._budget = verify_budget(
-            self._history.before(round_number),
+            self._history[step.cohort].before(round_number),
             round_number,
             blocks,
             self._curve(sum(blocks.values()), step),
@@ -203,9 +216,10 @@ class BarrierPlanner(AdaptivePlanner):
 
     def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """Fill the budget that was fixed before these confidences were known."""
-        self._round_number += 1
+        self._round_number[step.cohort] += 1
         prefix_lens = super().plan(step, confidences)
-        self._history.record(Snapshot(self._round_number, step.request_ids, confidences))
+        snapshot = Snapshot(self._round_number[step.cohort], step.request_ids, confidences)
+        self._history[step.cohort].record(snapshot)
         self._budget = None
         return prefix_lens
 

@@ -46,10 +46,16 @@ class DraftGuard:
             return False
         return True
 
-    def judge(self, plan: Plan, curve: CapacityCurve) -> None:
-        """Compare a plan with a round that never drafted, and pause drafting after a row of losses."""
+    def judge(self, plan: Plan, curve: CapacityCurve, plain_s: float) -> None:
+        """Compare a plan with a round that never drafted, and pause drafting after a row of losses.
+
+        Args:
+            plan: of a round.
+            curve: what the round costs.
+            plain_s: seconds of the same round without drafts.
+        """
         drafted = (plan.expected + curve.prompt_gain) / curve.round_s(plan.num_requests + plan.num_admitted)
-        plain = (plan.base + curve.prompt_gain) / (curve.round_s(plan.num_requests) - curve.draft_s)
+        plain = (plan.base + curve.prompt_gain) / plain_s
         if drafted >= plain:
             self._num_losses, self._pause_len = 0, _FIRST_PAUSE
             return

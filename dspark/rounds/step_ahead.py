@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from dspark.decoding.types import DraftRequest
 from dspark.rounds.request import LiveRequest
 from dspark.scheduling.ranking import Floats
 
@@ -21,6 +22,8 @@ class StepAhead:
         num_prefill_tokens: prompt tokens of the same step.
         prefill_share: of the prompt tokens that a step may hold, those that this one does.
         weights: [R] of each request's tokens, see `dspark.scheduling.weights`; None: all 1.
+        cohort: whose step it is.
+        num_cohorts: in flight; with 2 the drafts of this step are made beside the step of the other cohort.
     """
 
     request_ids: Sequence[str]
@@ -28,6 +31,30 @@ class StepAhead:
     num_prefill_tokens: int = 0
     prefill_share: float = 0.0
     weights: Floats | None = None
+    cohort: int = 0
+    num_cohorts: int = 1
+
+
+def step_ahead(
+    decoding: Sequence[LiveRequest],
+    asks: Mapping[str, DraftRequest],
+    num_prefill_tokens: int,
+    prefill_budget: int,
+    weights: Floats | None,
+    *,
+    cohort: int = 0,
+    num_cohorts: int = 1,
+) -> StepAhead:
+    """The step of these requests, of whose drafts `asks` were asked for, beside so many prompt tokens."""
+    return StepAhead(
+        request_ids=[live.request_id for live in decoding],
+        num_asked=[asks[live.request_id].max_drafts if live.request_id in asks else 0 for live in decoding],
+        num_prefill_tokens=num_prefill_tokens,
+        prefill_share=num_prefill_tokens / prefill_budget,
+        weights=weights,
+        cohort=cohort,
+        num_cohorts=num_cohorts,
+    )
 
 
 def weights_of(decoding: Sequence[LiveRequest], now_s: float) -> Floats | None:

@@ -37,6 +37,8 @@ class CapacityCurve:
     num_prompt_tokens: int = 0
     prompt_gain: float = 0.0
     prompt_s: float = 0.0
+    # seconds that even the smallest step lasts, as a draft is made beside it
+    least_step_s: float = 0.0
     _table: _Table = field(default_factory=_Table, repr=False, compare=False)
 
     @classmethod
@@ -60,6 +62,12 @@ class CapacityCurve:
     def with_draft_cost(self, draft_s: float) -> CapacityCurve:
         """The same steps behind another draft cost."""
         return replace(self, draft_s=draft_s)
+
+    def beside_draft(self, draft_s: float) -> CapacityCurve:
+        """The curve of a round whose step runs while another cohort is drafted: whichever lasts longer."""
+        if draft_s <= self.step_s(1):
+            return self.with_draft_cost(0.0)
+        return replace(self, draft_s=0.0, least_step_s=draft_s, _table=_Table())
 
     def beside_prompt(
         self, num_decoding: int, num_prompt_tokens: int, *, value: float = 0.0
@@ -109,10 +117,10 @@ class CapacityCurve:
         """Seconds of one step for several sizes."""
         inside: npt.NDArray[np.float64] = np.interp(batch_tokens, self.sizes, self.seconds)
         if len(self.sizes) < 2:
-            return inside
+            return np.maximum(inside, self.least_step_s)
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
         beyond: npt.NDArray[np.float64] = inside + slope * np.maximum(batch_tokens - self.sizes[-1], 0)
-        return beyond
+        return np.maximum(beyond, self.least_step_s)
 
     def round_s(self, batch_tokens: int) -> float:
         """Seconds of a round of `batch_tokens` anchors and drafts: 1 / SPS(B) of Algorithm 1."""
