@@ -1,4 +1,4 @@
-"""The names of the policies, for everything that lets a user choose one; `planner_of` makes them."""
+"""What a user may choose by name: the policies, which `planner_of` makes, and the number of cohorts."""
 
 from __future__ import annotations
 
@@ -8,3 +8,4 @@ PolicyName = Literal["early-stop", "barrier", "retrospective", "threshold", "fix
 # How many cohorts of requests are in flight; see `dspark.scheduling.cohorts`.
 CohortSetting = Literal["auto", "1", "2"]
 POLICIES: tuple[str, ...] = get_args(PolicyName)
+COHORT_SETTINGS: tuple[str, ...] = get_args(CohortSetting)

@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 
 from dspark.scheduling.capacity import CapacityCurve
 
-# Rounds of a cohort over which figures are averaged, and that a number is given before it is judged.
-_WINDOW, _TRIAL = 64, 32
+# Rounds of a cohort over which figures are averaged.
+_WINDOW = 64
+# Rounds that every request is given with a number before it is judged.
+_TRIAL = 16
 # Rounds between two judgements.
 _BETWEEN = 8
-# A number is visited where the curves give it at least this share of the speed of the one at home.
+# Two cohorts are visited where the curves give them at least this share of the speed of one.
 _WORTH_A_VISIT = 0.97
 # Two cohorts are at home while they are faster than one by this factor: what is as fast is left simple.
 _MARGIN = 1.01
@@ -175,7 +177,7 @@ class CohortChoice:
         if num_requests < 2 or self._curves is None:
             self._move_to(1)
             self._home = 1
-        elif self._num_here >= _TRIAL and self._num_here % _BETWEEN == 0:
+        elif self._num_here >= _TRIAL * self._current and self._num_here % _BETWEEN == 0:
             self._judge(num_requests)
         return self._current
 
@@ -193,17 +195,18 @@ class CohortChoice:
             self._settle(1, num_requests, visit_in=self._pause)
 
     def _consider_visit(self) -> None:
-        """Look at the other number by the curves: what was known of it is old."""
+        """See how the other number fares now: what was known of it is old.
+
+        One cohort is always worth it, as the curves do not tell how two get into each other's way.
+        """
         self._seen[3 - self._home].forget()
-        if self._seen[self._home].gain_of_other() >= _WORTH_A_VISIT:
+        if self._home == 2 or self._seen[1].gain_of_other() >= _WORTH_A_VISIT:
             self._move_to(3 - self._home)
 
     def _gain_of_two(self, num_requests: int) -> float:
         assert self._curves is not None, "learn_costs comes first"
-        one, two = self._seen[1], self._seen[2]
-        if one.num_rounds == 0:
-            return 1.0 / two.gain_of_other()
-        return two.speed(num_requests, *self._curves) / one.speed(num_requests, *self._curves)
+        one, two = (self._seen[count].speed(num_requests, *self._curves) for count in (1, 2))
+        return two / one
 
     def _settle(self, num_cohorts: int, num_requests: int, *, visit_in: int) -> None:
         self._home, self._settled_at = num_cohorts, num_requests
