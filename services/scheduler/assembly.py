@@ -56,7 +56,7 @@ async def load_scheduler_service(settings: SchedulerSettings) -> AsyncIterator[S
         )
         loop.tell(metrics.RoundMetrics())
         metrics.expose_loop(lambda: loop.stats)
-        metrics.POLICY.info({"policy": settings.policy, "cohorts": settings.cohorts})
+        metrics.expose_policy(settings.policy, settings.cohorts)
         rounds = asyncio.create_task(loop.run(), name="the round loop")
         stack.push_async_callback(_end, rounds)
         await _first_of(rounds, loop.wait_until_ready)

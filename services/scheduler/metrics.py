@@ -72,6 +72,11 @@ class RoundMetrics:
             COMMITTED.observe(request.num_committed)
 
 
+def expose_policy(policy: str, cohorts: str) -> None:
+    """Show by name how prefixes and the number of cohorts are chosen."""
+    POLICY.info({"policy": policy, "cohorts": cohorts})
+
+
 def expose_loop(stats: Callable[[], LoopStats]) -> None:
     """Have the gauges read the loop whenever they are asked."""
     COHORTS.set_function(lambda: stats().num_cohorts)
