@@ -35,7 +35,8 @@ class AdaptivePlanner:
         self._prefill_share = 0.0
         # by number of slots drafted, and whether they are drafted beside the step of another cohort
         self._curves: dict[tuple[int, bool], CapacityCurve] = {}
-        self._guard = DraftGuard()
+        # by number of cohorts in flight: drafts that are hidden behind steps pay sooner
+        self._guards = {1: DraftGuard(), 2: DraftGuard()}
 
     def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
         """Start from the measured costs.
@@ -68,9 +69,9 @@ class AdaptivePlanner:
     def check(self, sampling: SamplingParams) -> None:
         """Takes every request."""
 
-    def wants_drafts(self, num_requests: int) -> bool:
+    def wants_drafts(self, num_requests: int, num_cohorts: int = 1) -> bool:
         """Whether drafting has paid lately; asked once per round."""
-        return self._guard.wants_drafts()
+        return self._guards[num_cohorts].wants_drafts()
 
     def draft_len(self, history: DraftLength, gamma: int) -> int:
         """As many as earlier rounds of the request made use of, and a little more."""
@@ -87,7 +88,7 @@ class AdaptivePlanner:
             return [0] * len(confidences)
         curve = self._curve(num_slots, step)
         plan = self._search(step, confidences, curve)
-        self._guard.judge(plan, curve, self._plain_s(plan.num_requests, step, curve))
+        self._guards[step.num_cohorts].judge(plan, curve, self._plain_s(plan.num_requests, step, curve))
         return plan.prefix_lens
 
     def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:

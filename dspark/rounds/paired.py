@@ -154,7 +154,7 @@ class PairedRounds:
         """
         started_s = self._clock.now()
         members = self._members(cohort)
-        asks = self._parts.asks_of(members)
+        asks = self._parts.asks_of(members, _NUM_COHORTS)
         answer: Sequence[DraftBlock] | None = None
         if asks:
             budget = self._prompt_budget()

@@ -43,8 +43,8 @@ class Planner(Protocol):
         """
         ...
 
-    def wants_drafts(self, num_requests: int) -> bool:
-        """Whether drafting for so many requests is worth its time in this round."""
+    def wants_drafts(self, num_requests: int, num_cohorts: int = 1) -> bool:
+        """Whether drafting for so many requests, with so many cohorts in flight, is worth its time now."""
         ...
 
     def draft_len(self, history: DraftLength, gamma: int) -> int:
@@ -91,7 +91,7 @@ class FreePlanner:
 class OffPlanner(FreePlanner):
     """Plain decoding."""
 
-    def wants_drafts(self, num_requests: int) -> bool:
+    def wants_drafts(self, num_requests: int, num_cohorts: int = 1) -> bool:
         """Never."""
         return False
 
@@ -110,7 +110,7 @@ class FixedPlanner(FreePlanner):
     def __init__(self, prefix_len: int) -> None:
         self._prefix_len = prefix_len
 
-    def wants_drafts(self, num_requests: int) -> bool:
+    def wants_drafts(self, num_requests: int, num_cohorts: int = 1) -> bool:
         """Always, unless the prefix is empty."""
         return self._prefix_len > 0
 
@@ -129,7 +129,7 @@ class ThresholdPlanner(FreePlanner):
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
 
-    def wants_drafts(self, num_requests: int) -> bool:
+    def wants_drafts(self, num_requests: int, num_cohorts: int = 1) -> bool:
         """Always."""
         return True
 

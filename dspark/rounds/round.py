@@ -121,10 +121,10 @@ class Round:
             if num_tokens > 0
         ]
 
-    def asks_of(self, decoding: Sequence[LiveRequest]) -> dict[str, DraftRequest]:
+    def asks_of(self, decoding: Sequence[LiveRequest], num_cohorts: int = 1) -> dict[str, DraftRequest]:
         """What to ask of the drafter in this round, by request id."""
         info = self._drafts.info
-        if info is None or not decoding or not self._planner.wants_drafts(len(decoding)):
+        if info is None or not decoding or not self._planner.wants_drafts(len(decoding), num_cohorts):
             return {}
         asks = {}
         for live in decoding:

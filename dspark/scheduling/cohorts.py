@@ -20,6 +20,8 @@ from dspark.scheduling.capacity import CapacityCurve
 
 # Rounds of a cohort over which figures are averaged.
 _WINDOW = 64
+# Likewise of rounds that drafted, where drafting pauses for most of them.
+_DRAFTED_WINDOW = 16
 # Rounds that every request is given with a number before it is judged.
 _TRIAL = 16
 # Rounds between two judgements.
@@ -99,8 +101,9 @@ class Experience:
         """Begin anew."""
         self.num_rounds = 0
         self._weight = self._requests = self._slots = self._tokens = self._committed = 0.0
-        # measured, and what they would have been with the other number of cohorts
-        self._seconds = self._other_seconds = 0.0
+        self._seconds = 0.0
+        # of rounds that drafted, and what they would have lasted with the other number of cohorts
+        self._drafted_committed = self._other_seconds = 0.0
 
     def observe(self, seen: CohortRound, steps: CapacityCurve, drafts: CapacityCurve) -> None:
         """Take in a round of one cohort."""
@@ -109,7 +112,6 @@ class Experience:
         by_curves = round_s(own, count, steps, drafts)
         with_prompts = replace(own, num_tokens=count * seen.num_tokens)
         seconds = seen.seconds * by_curves / round_s(with_prompts, count, steps, drafts)
-        other_seconds = seconds * round_s(own, 3 - count, steps, drafts) / by_curves
         keep = 1.0 - 1.0 / _WINDOW
         self.num_rounds += 1
         self._weight = keep * self._weight + 1.0
@@ -118,7 +120,11 @@ class Experience:
         self._tokens = keep * self._tokens + num_own
         self._committed = keep * self._committed + seen.num_committed
         self._seconds = keep * self._seconds + seconds
-        self._other_seconds = keep * self._other_seconds + other_seconds
+        if seen.num_slots > 0:
+            other_seconds = seconds * round_s(own, 3 - count, steps, drafts) / by_curves
+            keep = 1.0 - 1.0 / _DRAFTED_WINDOW
+            self._drafted_committed = keep * self._drafted_committed + seen.num_committed
+            self._other_seconds = keep * self._other_seconds + other_seconds
 
     @property
     def num_requests(self) -> float:
@@ -134,8 +140,14 @@ class Experience:
         return self._committed / self._seconds * growth * num_requests / mean
 
     def gain_of_other(self) -> float:
-        """How much faster the other number would have been, by the curves."""
-        return self._seconds / self._other_seconds
+        """How much faster the other number would have been, by the curves; 0 where nothing was drafted.
+
+        Drafts that do not pay in front of a step may pay beside it: what the few rounds committed that
+        drafted is set against all rounds.
+        """
+        if self._other_seconds == 0.0:
+            return 0.0
+        return self._drafted_committed / self._other_seconds / (self._committed / self._seconds)
 
     def _load(self, num_requests: float) -> RoundLoad:
         per_request = num_requests / self._requests

@@ -53,7 +53,7 @@ class ChangingPlanner(FreePlanner):
         self._num_lens = max_len + 1
         self._num_rounds = 0
 
-    def wants_drafts(self, num_requests: int) -> bool:
+    def wants_drafts(self, num_requests: int, num_cohorts: int = 1) -> bool:
         """Two rounds of three."""
         self._num_rounds += 1
         return self._num_rounds % 3 > 0

@@ -18,7 +18,7 @@ APART, TOGETHER = (lambda draft_s, step_s: max(draft_s, step_s)), (lambda draft_
 
 
 def serve(choice: CohortChoice, steps: CapacityCurve, beside, num_rounds=3000, num_requests=32) -> list[int]:
-    """Rounds of requests with 7 slots and 3 drafts verified each; `beside` says what a draft and a step cost."""
+    """Rounds of 7 slots and 3 drafts verified a request; `beside` says what a draft and a step cost."""
     choice.learn_costs(steps, DRAFTS)
     return [one_round(choice, steps, beside, num_requests) for _ in range(num_rounds)]
 
@@ -88,6 +88,36 @@ def test_a_load_that_has_grown_is_judged_anew():
     assert set(serve(choice, stairs, APART, 300, num_requests=8)) == {1}
     counts = [one_round(choice, stairs, APART, 200) for _ in range(600)]
     assert counts[-200:].count(2) > 150
+
+
+def test_drafts_that_do_not_pay_in_front_of_a_step_are_tried_beside_it():
+    dear = CapacityCurve.from_points([(1, 0.001), (1000, 0.2)])
+    steps = CapacityCurve.from_points([(1, 0.010), (32, 0.0101), (1000, 0.11)])
+    choice = CohortChoice()
+    choice.learn_costs(steps, dear)
+
+    def played(count: int, is_drafting: bool) -> CohortRound:
+        own = 32 // count
+        draft_s, step_s = dear.step_s(3 * own), steps.step_s((3 if is_drafting else 1) * own)
+        if not is_drafting:
+            return CohortRound(own, 0, own, 0, own, step_s)
+        seconds = draft_s + step_s if count == 1 else APART(draft_s, step_s)
+        return CohortRound(own, 3 * own, 3 * own, 0, 3 * own, seconds)
+
+    counts = []
+    for place in range(200):
+        counts.append(choice.next(32))
+        # with one cohort a guard lets one round in eight draft
+        choice.observe(played(counts[-1], is_drafting=counts[-1] == 2 or place % 8 == 0))
+    assert counts[-1] == 2
+
+
+def test_without_drafts_there_is_nothing_to_hide():
+    choice = CohortChoice()
+    choice.learn_costs(COMPUTE_BOUND, DRAFTS)
+    for _ in range(300):
+        assert choice.next(32) == 1
+        choice.observe(CohortRound(32, 0, 32, 0, 32, COMPUTE_BOUND.step_s(32)))
 
 
 def test_one_request_or_costs_that_are_not_known_leave_one_cohort():
