@@ -14,7 +14,7 @@ cohort that was drafted is verified before the number changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dspark.scheduling.capacity import CapacityCurve
 
@@ -110,8 +110,10 @@ class Experience:
         count, num_own = self._num_cohorts, seen.num_tokens - seen.num_prompt_tokens
         own = RoundLoad(count * seen.num_slots, count * num_own)
         by_curves = round_s(own, count, steps, drafts)
-        with_prompts = replace(own, num_tokens=count * seen.num_tokens)
-        seconds = seen.seconds * by_curves / round_s(with_prompts, count, steps, drafts)
+        seconds = seen.seconds
+        if seen.num_prompt_tokens > 0:
+            with_prompts = RoundLoad(own.num_slots, count * seen.num_tokens)
+            seconds *= by_curves / round_s(with_prompts, count, steps, drafts)
         keep = 1.0 - 1.0 / _WINDOW
         self.num_rounds += 1
         self._weight = keep * self._weight + 1.0
