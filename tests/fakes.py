@@ -257,7 +257,13 @@ class FakeDrafter:
             raise self.outage
 
     def _is_ready(self, request: DraftRequest) -> bool:
-        return self._known.get(request.request_id) == (request.epoch, request.base_committed_len - 1)
+        is_held = (
+            request.request_id in self._verifier.held
+        )  # a verifier that restarts may not hold it any more
+        return is_held and self._known.get(request.request_id) == (
+            request.epoch,
+            request.base_committed_len - 1,
+        )
 
     def _block(self, request: DraftRequest) -> DraftBlock:
         tokens = list(self._verifier.held[request.request_id].tokens)

@@ -17,7 +17,7 @@ from dspark.cli.bench_report import Report, finish, print_table
 from dspark.errors import ConfigurationError
 from dspark.evaluation.simulation.trace import OUTPUT_LEN, PROMPT_LEN
 from dspark.evaluation.verdict import at_most
-from dspark.rounds.policies import POLICIES
+from dspark.rounds.policies import COHORT_SETTINGS, POLICIES
 
 MOST_PLANNING_US = 150.0
 
@@ -38,6 +38,8 @@ _SIMULATION_OPTIONS = (
     "difficulty",
     "confidence_offset",
     "threshold",
+    "cohorts",
+    "separate",
 )
 
 
@@ -125,6 +127,18 @@ def _add_simulation_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--threshold", type=share, metavar="C", help="least confidence under threshold (default: 0.5)"
+    )
+    group.add_argument(
+        "--cohorts",
+        type=names_of(COHORT_SETTINGS),
+        metavar="N,...",
+        help="cohorts of requests in flight, each for every policy: some of 1, 2, auto (default: 1)",
+    )
+    group.add_argument(
+        "--separate",
+        action="store_true",
+        default=None,
+        help="give drafter and verifier hardware of their own (default: they take turns on one machine)",
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from dspark.cli.bench_report import Report, finish, print_table, progress
 from dspark.errors import ConfigurationError
 from dspark.evaluation.simulation.curves import machine_of
 from dspark.evaluation.simulation.figures import LoadFigures, figures_of
 from dspark.evaluation.simulation.luck import Luck
-from dspark.evaluation.simulation.report import Study, checks_of, ratios_of
+from dspark.evaluation.simulation.report import Study, checks_of, label_of, ratios_of
 from dspark.evaluation.simulation.runner import MTP_1, Scenario, simulate
 from dspark.evaluation.simulation.trace import (
     OUTPUT_LEN,
@@ -32,7 +32,10 @@ _NOTES = (
     "time is virtual: planning, the network and the store cost nothing in it",
     "the policies know what a context costs where the curve has several, as the engine measures it",
 )
-_NO_VERDICT = "no verdict: it takes the policies off, fixed and one of early-stop, barrier and retrospective"
+_NO_VERDICT = (
+    "no verdict: it takes the policies off, fixed and one of early-stop, barrier and retrospective, or the "
+    "cohorts 1, 2 and auto"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,18 @@ def run_simulation(args: argparse.Namespace) -> int:
     study = {}
     for load in loads:
         progress(f"simulating {load.name}")
-        scenario = Scenario(machine, load.luck, 0.5 if args.threshold is None else args.threshold)
+        scenario = Scenario(
+            machine,
+            load.luck,
+            0.5 if args.threshold is None else args.threshold,
+            is_shared=args.separate is None,
+        )
         study[load.name] = {
-            policy: figures_of(simulate(scenario, policy, load.concurrency)) for policy in policies
+            label_of(policy, cohorts): figures_of(
+                simulate(replace(scenario, cohorts=cohorts), policy, load.concurrency)
+            )
+            for policy in policies
+            for cohorts in args.cohorts or ["1"]
         }
         _print_load(load.name, study[load.name])
     setup = {
@@ -69,6 +81,8 @@ def run_simulation(args: argparse.Namespace) -> int:
         "difficulty": args.difficulty or 0.0,
         "confidence_offset": args.confidence_offset or 0.0,
         "policies": policies,
+        "cohorts": args.cohorts or ["1"],
+        "separate hardware": args.separate is not None,
     }
     return finish(_report(setup, study), args.json)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 
 from dspark.decoding.types import Acceptance, DrafterInfo, SamplingParams, VerifierInfo
@@ -34,7 +35,8 @@ class AdaptivePlanner(ABC):
         self._drafts: CostModel | None = None
         # how full of prompt tokens steps were lately
         self._prefill_share = 0.0
-        self._guard = DraftGuard()
+        # by number of cohorts in flight: drafts that are hidden behind steps pay sooner
+        self._guards = {1: DraftGuard(), 2: DraftGuard()}
 
     def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
         """Start from the measured costs.
@@ -67,9 +69,9 @@ class AdaptivePlanner(ABC):
         """Take every request."""
         return
 
-    def num_to_draft(self, num_requests: int) -> int:
+    def num_to_draft(self, num_requests: int, num_cohorts: int = 1) -> int:
         """All, as long as drafting has paid lately; asked once per round."""
-        return self._guard.num_to_draft(num_requests)
+        return self._guards[num_cohorts].num_to_draft(num_requests)
 
     def draft_len(self, history: DraftLength, gamma: int) -> int:
         """As many as earlier rounds of the request made use of, and a little more."""
@@ -87,7 +89,8 @@ class AdaptivePlanner(ABC):
             return [0] * len(confidences)
         curve = self._curve(num_slots, step)
         plan = self._search(step, confidences, curve)
-        self._guard.judge(self._judged(plan, step, confidences, curve), curve)
+        judged, plain_s = self._judged(plan, step, confidences, curve), self._plain_s(step, curve)
+        self._guards[step.num_cohorts].judge(judged, curve, plain_s)
         return plan.prefix_lens
 
     @abstractmethod
@@ -102,16 +105,32 @@ class AdaptivePlanner(ABC):
 
     def _curve(self, num_slots: int, step: StepAhead) -> CapacityCurve:
         """Costs of this round if its blocks have so many slots together."""
+        draft_s = self._drafts.step_s(StepLoad(num_slots)) if self._drafts else 0.0
+        if step.num_cohorts == 1:
+            return self._curve_of(step, draft_s=draft_s)
+        return self._curve_of(step).beside_draft(draft_s)
+
+    def _plain_s(self, step: StepAhead, curve: CapacityCurve) -> float:
+        """Seconds of a plain step of these requests, which without drafts share it with the other cohort."""
+        num_requests, count = len(step.request_ids), step.num_cohorts
+        if count == 1:
+            return curve.round_s(num_requests) - curve.draft_s
+        return self._curve_of(step, num_cohorts=count).round_s(count * num_requests) / count
+
+    def _curve_of(self, step: StepAhead, *, draft_s: float = 0.0, num_cohorts: int = 1) -> CapacityCurve:
+        """Costs of so many such steps in one."""
         assert self._steps is not None, "learn_costs comes first"
         num_decoding, context_len, prompts = len(step.request_ids), step.context_len, step.prompts
-        draft_s = self._drafts.step_s(StepLoad(num_slots)) if self._drafts else 0.0
-        curve = self._steps.curve(num_decoding, context_len, draft_s=draft_s)
+        curve = self._steps.curve(num_cohorts * num_decoding, context_len, draft_s=draft_s)
         if prompts.batch_tokens == 0:
             return curve
-        # The fuller steps are of prompts, the more of these wait for room.
-        value = self._prefill_share**2
-        context_s = self._steps.prompt_s(prompts, context_len)
-        return curve.beside_prompt(num_decoding, prompts.batch_tokens, value=value, context_s=context_s)
+        return curve.beside_prompt(
+            num_cohorts * num_decoding,
+            num_cohorts * prompts.batch_tokens,
+            # The fuller steps are of prompts, the more of these wait for room.
+            value=self._prefill_share**2,
+            context_s=num_cohorts * self._steps.prompt_s(prompts, context_len),
+        )
 
 
 class EarlyStopPlanner(AdaptivePlanner):
@@ -159,8 +178,9 @@ class BarrierPlanner(AdaptivePlanner):
 
     def __init__(self) -> None:
         super().__init__()
-        self._history = ConfidenceHistory()
-        self._round_number = 0
+        # by cohort, each of which counts its own rounds
+        self._history: defaultdict[int, ConfidenceHistory] = defaultdict(ConfidenceHistory)
+        self._round_number: defaultdict[int, int] = defaultdict(int)
         self._budget: int | None = None
 
     def prepare(self, step: StepAhead) -> None:
@@ -173,9 +193,9 @@ class BarrierPlanner(AdaptivePlanner):
         weights = dict.fromkeys(step.request_ids, 1.0)
         if step.weights is not None:
             weights = dict(zip(step.request_ids, step.weights.tolist(), strict=True))
-        round_number = self._round_number + 1
+        round_number = self._round_number[step.cohort] + 1
         self._budget = verify_budget(
-            self._history.before(round_number),
+            self._history[step.cohort].before(round_number),
             round_number,
             blocks,
             self._curve(sum(blocks.values()), step),
@@ -185,10 +205,11 @@ class BarrierPlanner(AdaptivePlanner):
 
     def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """Fill the budget that was fixed before these confidences were known."""
-        self._round_number += 1
+        self._round_number[step.cohort] += 1
         prefix_lens = super().plan(step, confidences)
         if any(map(len, confidences)):
-            self._history.record(Snapshot(self._round_number, step.request_ids, confidences))
+            snapshot = Snapshot(self._round_number[step.cohort], step.request_ids, confidences)
+            self._history[step.cohort].record(snapshot)
         self._budget = None
         return prefix_lens
 
@@ -201,7 +222,7 @@ class BarrierPlanner(AdaptivePlanner):
         self, plan: Plan, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve
     ) -> Plan:
         """Of a probe, what would have been best: its budget came from before the pause."""
-        if not self._guard.is_probing:
+        if not self._guards[step.num_cohorts].is_probing:
             return plan
         ranked = rank_drafts(confidences, step.weights)
         return plan_of(ranked, best_budget(ranked, curve))

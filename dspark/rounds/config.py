@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dspark.rounds.policies import CohortSetting
+
 
 @dataclass(frozen=True, slots=True)
 class LoopConfig:
@@ -17,6 +19,8 @@ class LoopConfig:
     prefill_tokens: int = 128
     # prompt tokens of one step when nobody is decoding
     prefill_tokens_alone: int = 512
+    # cohorts of requests in flight; "auto" measures which number is faster
+    cohorts: CohortSetting = "1"
     # a draft that takes longer counts as a failure; the round goes on without
     draft_timeout_s: float = 1.0
     # pause after a failure of a peer; doubles with every further one up to the longest

@@ -62,10 +62,16 @@ class DraftGuard:
         self._num_probed = min(num_requests, max(self._num_probed, -(-num_requests // _PROBED_ONE_IN)))
         return self._num_probed
 
-    def judge(self, plan: Plan, curve: CapacityCurve) -> None:
-        """Compare a plan with a round that never drafted, and pause drafting after a row of losses."""
+    def judge(self, plan: Plan, curve: CapacityCurve, plain_s: float) -> None:
+        """Compare a plan with a round that never drafted, and pause drafting after a row of losses.
+
+        Args:
+            plan: of a round.
+            curve: what the round costs.
+            plain_s: seconds of the same round without drafts.
+        """
         drafted = (plan.expected + curve.prompt_gain) / curve.round_s(plan.num_requests + plan.num_admitted)
-        plain = (plan.base + curve.prompt_gain) / (curve.round_s(plan.num_requests) - curve.draft_s)
+        plain = (plan.base + curve.prompt_gain) / plain_s
         if drafted < plain:
             self._lose()
         elif self._num_probed is not None and self._num_probed < plan.num_requests:

@@ -20,6 +20,7 @@ from dspark.errors import (
 )
 from dspark.rounds.backoff import Backoff
 from dspark.rounds.clock import Clock, MonotonicClock
+from dspark.rounds.cohorts import CohortRounds
 from dspark.rounds.config import LoopConfig
 from dspark.rounds.draft_source import DraftSource
 from dspark.rounds.intake import Intake, taken_over_error
@@ -27,7 +28,6 @@ from dspark.rounds.interfaces import Drafter, RequestStore, Verifier
 from dspark.rounds.planner import Planner
 from dspark.rounds.request import LiveRequest, RequestStream
 from dspark.rounds.roster import Roster
-from dspark.rounds.round import Round
 from dspark.rounds.stats import LoopStats, RoundObserver
 from dspark.rounds.target_link import TargetLink
 
@@ -61,7 +61,7 @@ class RoundLoop:
         self._link = TargetLink(verifier)
         self._drafts = DraftSource(drafter, self._config, self._clock)
         self._roster = Roster(self._link, self._drafts, store, self._clock)
-        self._round = Round(
+        self._rounds = CohortRounds(
             self._roster,
             self._drafts,
             self._link,
@@ -89,7 +89,7 @@ class RoundLoop:
     @property
     def stats(self) -> LoopStats:
         """A snapshot of how the loop fares."""
-        counters = self._round.counters
+        counters = self._rounds.counters
         return LoopStats(
             counters=replace(
                 counters, num_accepted_tokens_per_pos=list(counters.num_accepted_tokens_per_pos)
@@ -102,6 +102,7 @@ class RoundLoop:
             num_resumed=self._intake.num_resumed,
             num_draft_failures=self._drafts.num_failures,
             cost_error=self._planner.cost_error,
+            num_cohorts=self._rounds.num_cohorts,
             is_verifier_ready=self._link.is_ready,
             is_drafter_ready=self._drafts.is_ready,
         )
@@ -177,10 +178,11 @@ class RoundLoop:
                 return
             await self._admit()
             if self._roster.num_open > 0:
-                report = await self._round.run()
-                self._note_success()
-                if self._observer is not None:
-                    self._observer.on_round(report)
+                report = await self._rounds.run()
+                if report is not None:
+                    self._note_success()
+                    if self._observer is not None:
+                        self._observer.on_round(report)
         except (ConfigurationError, ModelMismatchError):
             raise
         except (ServiceUnavailableError, DeadlineError) as error:
@@ -216,6 +218,7 @@ class RoundLoop:
                 f"{verifier.name} has {verifier.vocab_size}; choose a drafter trained for this target"
             )
         self._planner.learn_costs(verifier, drafter)
+        self._rounds.learn_costs(verifier, drafter)
         self._is_ready.set()
 
     async def _admit(self) -> None:
@@ -223,7 +226,7 @@ class RoundLoop:
         admitted = []
         while len(self._roster.waiting) > 0 and self._has_room_for(self._roster.waiting.head):
             live = self._roster.move_to_open()
-            self._round.counters.num_reopens += live.num_opens > 0
+            self._rounds.counters.num_reopens += live.num_opens > 0
             admitted.append(live)
         # `open` starts the epoch here and now, whenever the call itself gets its turn.
         calls = [self._link.open(live.open()) for live in admitted]
@@ -261,7 +264,7 @@ class RoundLoop:
     async def _bear_outage(self, error: DsparkError) -> None:
         """Pause, after which all is opened anew; give up on requests that have borne it for too long."""
         now = self._clock.now()
-        self._round.counters.num_step_failures += 1
+        self._rounds.counters.num_step_failures += 1
         self._link.lose()
         for live in self._roster.open:
             self._roster.requeue(live)
@@ -277,7 +280,7 @@ class RoundLoop:
 
     async def _bear_engine_error(self, error: DsparkError) -> None:
         """Try again from the committed tokens; give up on the requests in a step that keeps failing."""
-        self._round.counters.num_step_failures += 1
+        self._rounds.counters.num_step_failures += 1
         self._num_engine_errors += 1
         gives_up = self._num_engine_errors >= self._config.max_engine_errors
         for live in self._roster.open:

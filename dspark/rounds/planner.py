@@ -44,8 +44,11 @@ class Planner(Protocol):
         """
         ...
 
-    def num_to_draft(self, num_requests: int) -> int:
-        """For how many of the requests to ask for a block in this round; asked once per round."""
+    def num_to_draft(self, num_requests: int, num_cohorts: int = 1) -> int:
+        """For how many of the requests to ask for a block now, with so many cohorts in flight.
+
+        Asked once per round.
+        """
         ...
 
     def draft_len(self, history: DraftLength, gamma: int) -> int:
@@ -92,7 +95,7 @@ class FreePlanner:
 class OffPlanner(FreePlanner):
     """Plain decoding."""
 
-    def num_to_draft(self, num_requests: int) -> int:
+    def num_to_draft(self, num_requests: int, num_cohorts: int = 1) -> int:
         """None."""
         return 0
 
@@ -111,7 +114,7 @@ class FixedPlanner(FreePlanner):
     def __init__(self, prefix_len: int) -> None:
         self._prefix_len = prefix_len
 
-    def num_to_draft(self, num_requests: int) -> int:
+    def num_to_draft(self, num_requests: int, num_cohorts: int = 1) -> int:
         """All, unless the prefix is empty."""
         return num_requests if self._prefix_len > 0 else 0
 
@@ -130,7 +133,7 @@ class ThresholdPlanner(FreePlanner):
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
 
-    def num_to_draft(self, num_requests: int) -> int:
+    def num_to_draft(self, num_requests: int, num_cohorts: int = 1) -> int:
         """All."""
         return num_requests
 

@@ -74,6 +74,8 @@ class LiveRequest:
     # rounds in a row without a block although the drafter answered, and how many are borne
     num_rounds_without_block: int = 0
     rounds_before_resync: int = 0
+    # where two cohorts are in flight, the one it belongs to; None until it has been given to one
+    cohort: int | None = None
     # drafts verified in the last round
     num_verified: int = 0
     draft_length: DraftLength = field(default_factory=DraftLength)
@@ -137,6 +139,7 @@ class LiveRequest:
         self.num_to_prefill = self.committed_len
         self.num_rounds_without_block = 0
         self.num_verified = 0
+        self.cohort = None
         token_ids = (*self.request.prompt_token_ids, *self.output)
         prompt_len = len(self.request.prompt_token_ids)
         return OpenRequest(self.request_id, self.epoch, token_ids, prompt_len, self.request.sampling)

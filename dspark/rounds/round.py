@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,10 +29,11 @@ from dspark.rounds.planner import Planner
 from dspark.rounds.request import LiveRequest, Phase
 from dspark.rounds.roster import Roster
 from dspark.rounds.stats import RequestRound, RoundCounters, RoundReport
-from dspark.rounds.step_ahead import StepAhead, load_of_prompts, weights_of
+from dspark.rounds.step_ahead import StepAhead, load_of_prompts, step_ahead, weights_of
 from dspark.rounds.target_link import TargetLink
 from dspark.scheduling.prompts import PromptLeft, divide_prompt_tokens
-from dspark.scheduling.ranking import Confidences, Floats
+from dspark.scheduling.ranking import Confidences
+from dspark.scheduling.surface import StepLoad
 from dspark.scheduling.weights import standing
 
 _NO_DRAFTS: TokenIds = np.zeros(0, dtype=np.int32)
@@ -40,7 +41,7 @@ _NO_CONFIDENCES: Confidences = np.zeros(0, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class Task:
     """One request's part in a step."""
 
     live: LiveRequest
@@ -85,16 +86,18 @@ class Round:
         started_s = self._clock.now()
         decoding = [live for live in self._roster.open if live.phase is Phase.DECODING]
         prefill_budget = self._config.prefill_tokens if decoding else self._config.prefill_tokens_alone
-        chunks = self._prefill_chunks(prefill_budget)
-        asks = self._asks(decoding)
-        step = _step_ahead(decoding, asks, chunks, prefill_budget, weights_of(decoding, started_s))
+        chunks = self.prefill_chunks(prefill_budget)
+        asks = self.asks_of(decoding)
+        step = step_ahead(
+            decoding, asks, load_of_chunks(chunks), prefill_budget, weights_of(decoding, started_s)
+        )
         blocks = await self._draft(decoding, asks, step)
         drafted_s = self._clock.now()
-        tasks = [*self._schedule(decoding, blocks, step), *chunks]
+        tasks = [*self.schedule(decoding, blocks, step), *chunks]
         planned_s = self._clock.now()
         result = await self._link.step([task.item for task in tasks])
         stepped_s = self._clock.now()
-        verified = self._apply(tasks, result)
+        verified = self.apply(tasks, result)
         self.counters.num_rounds += 1
         report = RoundReport(
             verified=verified,
@@ -108,7 +111,7 @@ class Round:
         self._planner.observe(report)
         return report
 
-    def _prefill_chunks(self, budget: int) -> list[_Task]:
+    def prefill_chunks(self, budget: int) -> list[Task]:
         """Spend the prompt tokens of this step."""
         prefilling = [live for live in self._roster.open if live.phase is Phase.PREFILLING]
         prefilling.sort(key=lambda live: live.turn)
@@ -116,18 +119,18 @@ class Round:
             PromptLeft(live.num_to_prefill, standing(live.request.service.tier)) for live in prefilling
         ]
         return [
-            _Task(live, PrefillItem(live.request_id, live.epoch, num_tokens))
+            Task(live, PrefillItem(live.request_id, live.epoch, num_tokens))
             for live, num_tokens in zip(prefilling, divide_prompt_tokens(prompts, budget), strict=True)
             if num_tokens > 0
         ]
 
-    def _asks(self, decoding: Sequence[LiveRequest]) -> dict[str, DraftRequest]:
+    def asks_of(self, decoding: Sequence[LiveRequest], num_cohorts: int = 1) -> dict[str, DraftRequest]:
         """What to ask of the drafter in this round, by request id."""
         info = self._drafts.info
         if info is None or not decoding:
             return {}
         asks = {}
-        for live in self._turn_of(decoding, self._planner.num_to_draft(len(decoding))):
+        for live in self._turn_of(decoding, self._planner.num_to_draft(len(decoding), num_cohorts)):
             ask = live.ask_for_block(self._planner.draft_len(live.draft_length, info.gamma))
             if ask is not None:
                 asks[live.request_id] = ask
@@ -146,8 +149,20 @@ class Round:
         """Blocks by request id; a request without one is decoded plainly in this round."""
         if not asks:
             return {}
-        meanwhile = partial(self._planner.prepare, step) if self._planner.prepares else None
-        answer = await self._drafts.draft(list(asks.values()), meanwhile)
+        answer = await self._drafts.draft(list(asks.values()), self.meanwhile(step))
+        return self.blocks_of(decoding, asks, answer)
+
+    def meanwhile(self, step: StepAhead) -> Callable[[], None] | None:
+        """What is to be done while the drafts of a step are made."""
+        return partial(self._planner.prepare, step) if self._planner.prepares else None
+
+    def blocks_of(
+        self,
+        decoding: Sequence[LiveRequest],
+        asks: Mapping[str, DraftRequest],
+        answer: Sequence[DraftBlock] | None,
+    ) -> dict[str, DraftBlock]:
+        """The blocks of an answer that continue what was committed, by request id."""
         if answer is None:
             return {}
         by_id = {live.request_id: live for live in decoding if live.request_id in asks}
@@ -160,9 +175,10 @@ class Round:
             live.num_rounds_without_block = 0 if request_id in blocks else live.num_rounds_without_block + 1
         return blocks
 
-    def _schedule(
-        self, decoding: Sequence[LiveRequest], blocks: dict[str, DraftBlock], step: StepAhead
-    ) -> list[_Task]:
+    def schedule(
+        self, decoding: Sequence[LiveRequest], blocks: Mapping[str, DraftBlock], step: StepAhead
+    ) -> list[Task]:
+        """What is verified of each request of a step."""
         confidences = []
         for live in decoding:
             block = blocks.get(live.request_id)
@@ -172,11 +188,12 @@ class Round:
         tasks = []
         for live, confidence, prefix_len in zip(decoding, confidences, prefix_lens, strict=True):
             item = _verify_item(live, blocks.get(live.request_id), prefix_len)
-            tasks.append(_Task(live, item, num_drafted=len(confidence)))
+            tasks.append(Task(live, item, num_drafted=len(confidence)))
             live.is_plain_once = False
         return tasks
 
-    def _apply(self, tasks: Sequence[_Task], result: StepResult) -> list[RequestRound]:
+    def apply(self, tasks: Sequence[Task], result: StepResult) -> list[RequestRound]:
+        """Commit what a step accepted; requests that it could not serve start anew or make room."""
         was_alone = self._roster.num_open == 1
         verified, starved = [], []
         for task, outcome in zip(tasks, result.outcomes, strict=True):
@@ -197,7 +214,7 @@ class Round:
             self._relieve(starved, was_alone=was_alone)
         return [entry for entry in verified if entry is not None]
 
-    def _commit(self, task: _Task, outcome: VerifyOutcome) -> RequestRound | None:
+    def _commit(self, task: Task, outcome: VerifyOutcome) -> RequestRound | None:
         """Cut at the stop, commit, hand out; None where the item was a prompt chunk."""
         live, num_before = task.live, len(task.live.output)
         live.phase = Phase.DECODING
@@ -217,7 +234,7 @@ class Round:
             live.request_id, task.num_drafted, task.num_scheduled, num_accepted, len(token_ids)
         )
 
-    def _count(self, task: _Task, num_accepted: int, num_committed: int, num_near_ties: int) -> None:
+    def _count(self, task: Task, num_accepted: int, num_committed: int, num_near_ties: int) -> None:
         counters = self.counters
         counters.num_committed_tokens += num_committed
         counters.num_near_ties += num_near_ties
@@ -240,7 +257,7 @@ class Round:
                 live.rounds_before_resync *= 2
                 self._roster.requeue(live)
 
-    def _relieve(self, starved: Sequence[_Task], *, was_alone: bool) -> None:
+    def _relieve(self, starved: Sequence[Task], *, was_alone: bool) -> None:
         """Make room for requests that found no pages: another gives way, or the drafts do."""
         if self._roster.num_open > 1:
             self._roster.preempt()
@@ -268,21 +285,8 @@ def _verify_item(live: LiveRequest, block: DraftBlock | None, prefix_len: int) -
     return VerifyItem(live.request_id, live.epoch, live.committed_len, drafts, probs)
 
 
-def _step_ahead(
-    decoding: Sequence[LiveRequest],
-    asks: dict[str, DraftRequest],
-    chunks: Sequence[_Task],
-    prefill_budget: int,
-    weights: Floats | None,
-) -> StepAhead:
-    prompts = load_of_prompts(
+def load_of_chunks(chunks: Sequence[Task]) -> StepLoad:
+    """What the prompt tokens of these parts of a step are to it."""
+    return load_of_prompts(
         (one.live, one.item.num_tokens) for one in chunks if isinstance(one.item, PrefillItem)
-    )
-    return StepAhead(
-        request_ids=[live.request_id for live in decoding],
-        num_asked=[asks[live.request_id].max_drafts if live.request_id in asks else 0 for live in decoding],
-        prompts=prompts,
-        prefill_share=prompts.batch_tokens / prefill_budget,
-        weights=weights,
-        num_held=sum(live.committed_len for live in decoding),
     )

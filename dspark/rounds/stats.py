@@ -70,6 +70,8 @@ class LoopStats:
     num_draft_failures: int
     # see `Planner.cost_error`
     cost_error: float
+    # cohorts of requests in flight
+    num_cohorts: int
     is_verifier_ready: bool
     is_drafter_ready: bool
 
@@ -94,6 +96,7 @@ class RoundReport:
     num_prefill_tokens: int
     # flattened tokens of the step, and the contexts they read
     load: StepLoad
+    # of its draft, which with two cohorts in flight is made beside the step of the other one
     draft_s: float
     plan_s: float
     # as the loop waited for it, and as the engine measured it

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from dspark.decoding.types import DraftRequest
 from dspark.rounds.request import LiveRequest
 from dspark.scheduling.ranking import Floats
 from dspark.scheduling.surface import StepLoad
@@ -27,6 +28,8 @@ class StepAhead:
         prefill_share: of the prompt tokens that a step may hold, those that this one does.
         weights: [R] of each request's tokens, see `dspark.scheduling.weights`; None: all 1.
         num_held: tokens that those that decode hold, together.
+        cohort: whose step it is.
+        num_cohorts: in flight; with 2 the drafts of this step are made beside the step of the other cohort.
     """
 
     request_ids: Sequence[str]
@@ -35,6 +38,8 @@ class StepAhead:
     prefill_share: float = 0.0
     weights: Floats | None = None
     num_held: int = 0
+    cohort: int = 0
+    num_cohorts: int = 1
 
     @property
     def context_len(self) -> float:
@@ -46,6 +51,29 @@ class StepAhead:
         prompts = self.prompts
         num_scores = (batch_tokens - prompts.batch_tokens) * self.context_len + prompts.num_scores
         return StepLoad(batch_tokens, self.num_held + prompts.num_keys, num_scores)
+
+
+def step_ahead(
+    decoding: Sequence[LiveRequest],
+    asks: Mapping[str, DraftRequest],
+    prompts: StepLoad,
+    prefill_budget: int,
+    weights: Floats | None,
+    *,
+    cohort: int = 0,
+    num_cohorts: int = 1,
+) -> StepAhead:
+    """The step of these requests, of whose drafts `asks` were asked for, beside such prompt tokens."""
+    return StepAhead(
+        request_ids=[live.request_id for live in decoding],
+        num_asked=[asks[live.request_id].max_drafts if live.request_id in asks else 0 for live in decoding],
+        prompts=prompts,
+        prefill_share=prompts.batch_tokens / prefill_budget,
+        weights=weights,
+        num_held=sum(live.committed_len for live in decoding),
+        cohort=cohort,
+        num_cohorts=num_cohorts,
+    )
 
 
 def weights_of(decoding: Sequence[LiveRequest], now_s: float) -> Floats | None:

@@ -47,6 +47,8 @@ class CapacityCurve:
     scale: float = 1.0
     context_s: float = 0.0
     row_s: float = 0.0
+    # seconds that even the smallest step lasts, as a draft is made beside it
+    least_step_s: float = 0.0
     _table: _Table = field(default_factory=_Table, repr=False, compare=False)
 
     @classmethod
@@ -86,6 +88,10 @@ class CapacityCurve:
             row_s=row_s,
             _table=self._table,
         )
+
+    def beside_draft(self, draft_s: float) -> CapacityCurve:
+        """The curve of a round whose step runs while another cohort is drafted: whichever lasts longer."""
+        return replace(self, draft_s=0.0, least_step_s=draft_s)
 
     def beside_prompt(
         self, num_decoding: int, num_prompt_tokens: int, *, value: float = 0.0, context_s: float = 0.0
@@ -131,11 +137,14 @@ class CapacityCurve:
         """Seconds of one step of the target."""
         if batch_tokens >= len(self._table.numbers):
             self._extend_table(batch_tokens)
-        return self.context_s + self.scale * self._table.numbers[batch_tokens] + self.row_s * batch_tokens
+        seconds = self.context_s + self.scale * self._table.numbers[batch_tokens] + self.row_s * batch_tokens
+        return max(seconds, self.least_step_s)
 
     def steps_s(self, batch_tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         """Seconds of one step for several sizes."""
-        return self.context_s + self.scale * self._points_s(batch_tokens) + self.row_s * batch_tokens
+        seconds = self.context_s + self.scale * self._points_s(batch_tokens) + self.row_s * batch_tokens
+        longer: npt.NDArray[np.float64] = np.maximum(seconds, self.least_step_s)
+        return longer
 
     def _points_s(self, batch_tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         inside: npt.NDArray[np.float64] = np.interp(batch_tokens, self.sizes, self.seconds)
@@ -155,9 +164,12 @@ class CapacityCurve:
         if first + count > len(self._table.array):
             self._extend_table(first + count)
         steps: npt.NDArray[np.float64] = self.scale * self._table.array[first : first + count]
-        steps += self.draft_s - self.prompt_s + self.context_s
+        steps += self.context_s
         if self.row_s:
             steps += self.row_s * self._table.rows[first : first + count]
+        if self.least_step_s:
+            np.maximum(steps, self.least_step_s, out=steps)
+        steps += self.draft_s - self.prompt_s
         return steps
 
     def steps_per_second(self, batch_tokens: int) -> float:

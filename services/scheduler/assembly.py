@@ -56,6 +56,7 @@ async def load_scheduler_service(settings: SchedulerSettings) -> AsyncIterator[S
         )
         loop.tell(metrics.RoundMetrics())
         metrics.expose_loop(lambda: loop.stats)
+        metrics.expose_policy(settings.policy, settings.cohorts)
         rounds = asyncio.create_task(loop.run(), name="the round loop")
         stack.push_async_callback(_end, rounds)
         await _first_of(rounds, loop.wait_until_ready)
@@ -103,6 +104,7 @@ def _loop_config(settings: SchedulerSettings) -> LoopConfig:
     return LoopConfig(
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
+        cohorts=settings.cohorts,
         draft_timeout_s=settings.draft_timeout_s,
         patience_s=settings.patience_s,
     )

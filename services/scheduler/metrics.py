@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, Info
 
 from dspark.decoding.service import ServiceTier
 from dspark.rounds.stats import LoopStats, RoundReport
@@ -16,7 +16,7 @@ _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _BLOCK = tuple(range(17))
 
 DRAFT_SECONDS = Histogram(
-    "dspark_round_draft_seconds", "Seconds a round waited for its drafts.", buckets=_SECONDS
+    "dspark_round_draft_seconds", "Seconds until a round had its drafts.", buckets=_SECONDS
 )
 PLAN_SECONDS = Histogram("dspark_round_plan_seconds", "Seconds of planning a round.", buckets=_SECONDS)
 STEP_SECONDS = Histogram(
@@ -30,6 +30,8 @@ PREFILL_TOKENS = Counter("dspark_round_prefill_tokens", "Prompt tokens computed.
 SCHEDULED = Histogram("dspark_round_prefix_len", "Drafts scheduled of a request in a round.", buckets=_BLOCK)
 COMMITTED = Histogram("dspark_round_committed", "Tokens a request committed in a round.", buckets=_BLOCK)
 
+POLICY = Info("dspark_scheduler_policy", "How prefixes and the number of cohorts are chosen.")
+COHORTS = Gauge("dspark_scheduler_cohorts", "Cohorts of requests in flight.")
 RUNNING = Gauge("dspark_scheduler_running_requests", "Requests that hold pages.")
 WAITING = Gauge("dspark_scheduler_waiting_requests", "Requests that wait.")
 DRAFTER_UP = Gauge("dspark_scheduler_drafter_up", "Whether the drafter answers.")
@@ -70,8 +72,14 @@ class RoundMetrics:
             COMMITTED.observe(request.num_committed)
 
 
+def expose_policy(policy: str, cohorts: str) -> None:
+    """Show by name how prefixes and the number of cohorts are chosen."""
+    POLICY.info({"policy": policy, "cohorts": cohorts})
+
+
 def expose_loop(stats: Callable[[], LoopStats]) -> None:
     """Have the gauges read the loop whenever they are asked."""
+    COHORTS.set_function(lambda: stats().num_cohorts)
     RUNNING.set_function(lambda: stats().num_running)
     WAITING.set_function(lambda: stats().num_waiting)
     DRAFTER_UP.set_function(lambda: stats().is_drafter_ready)

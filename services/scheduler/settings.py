@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from dspark.rounds.policies import PolicyName
+from dspark.rounds.policies import CohortSetting, PolicyName
 from services.runtime.settings import Address, OptionalAddress, ServiceSettings
 
 
@@ -24,6 +24,11 @@ class SchedulerSettings(ServiceSettings):
     fixed_len: int = Field(7, ge=0, description="Drafts verified of every block under policy fixed.")
     threshold: float = Field(
         0.5, ge=0, le=1, description="Least confidence of a draft that is verified under policy threshold."
+    )
+    cohorts: CohortSetting = Field(
+        "auto",
+        description="Cohorts of requests in flight: 2 drafts one while the other is verified, auto measures "
+        "which number is faster.",
     )
     max_running: int = Field(64, ge=1, description="Requests that hold pages of the verifier at once.")
     max_waiting: int = Field(256, ge=0, description="Requests that wait beyond them; more are refused.")

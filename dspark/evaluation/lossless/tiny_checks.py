@@ -53,7 +53,7 @@ class ChangingPlanner(FreePlanner):
         self._num_lens = max_len + 1
         self._num_rounds = 0
 
-    def num_to_draft(self, num_requests: int) -> int:
+    def num_to_draft(self, num_requests: int, num_cohorts: int = 1) -> int:
         """All in one round, half of them in the next, none in the third."""
         self._num_rounds += 1
         return num_requests * (self._num_rounds % 3) // 2

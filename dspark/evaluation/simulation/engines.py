@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,8 +35,17 @@ _NS = 1e9
 class SimulatedDrafter:
     """A `Drafter` that is ready for every request at once."""
 
-    def __init__(self, stories: Mapping[str, Story], machine: Machine, clock: Clock, *, gamma: int) -> None:
-        """Draft from the stories by request id."""
+    def __init__(
+        self,
+        stories: Mapping[str, Story],
+        machine: Machine,
+        clock: Clock,
+        *,
+        gamma: int,
+        device: asyncio.Lock | None = None,
+    ) -> None:
+        """Draft from the stories by request id; who shares the device takes turns with it."""
+        self._device = device or asyncio.Lock()
         self._stories = stories
         self._costs = Costs(machine)
         self._clock = clock
@@ -54,7 +64,8 @@ class SimulatedDrafter:
 
     async def draft(self, requests: Sequence[DraftRequest]) -> Sequence[DraftBlock]:
         """See `Drafter`."""
-        await self._clock.sleep(self._costs.draft_s(sum(one.max_drafts for one in requests)))
+        async with self._device:
+            await self._clock.sleep(self._costs.draft_s(sum(one.max_drafts for one in requests)))
         return [_block(one, self._stories[one.request_id]) for one in requests]
 
     async def close(self, request_ids: Sequence[str]) -> None:
@@ -88,8 +99,16 @@ class _Held:
 class SimulatedVerifier:
     """A `Verifier` that judges drafts greedily against the text of the stories."""
 
-    def __init__(self, stories: Mapping[str, Story], machine: Machine, clock: Clock) -> None:
-        """Verify against the stories by request id."""
+    def __init__(
+        self,
+        stories: Mapping[str, Story],
+        machine: Machine,
+        clock: Clock,
+        *,
+        device: asyncio.Lock | None = None,
+    ) -> None:
+        """Verify against the stories by request id; who shares the device takes turns with it."""
+        self._device = device or asyncio.Lock()
         self._stories = stories
         self._costs = Costs(machine)
         self._clock = clock
@@ -130,7 +149,8 @@ class SimulatedVerifier:
         num_keys = sum(context for context, _ in contexts)
         num_scores = sum(context * num_rows for context, num_rows in contexts)
         step_s = self._costs.step_s(StepLoad(batch_tokens, num_keys, num_scores))
-        await self._clock.sleep(step_s)
+        async with self._device:
+            await self._clock.sleep(step_s)
         self.num_items += len(items)
         outcomes = tuple(map(self._outcome, items))
         return StepResult(outcomes, batch_tokens, round(step_s * _NS), _NUM_PAGES)

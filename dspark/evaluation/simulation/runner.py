@@ -25,6 +25,7 @@ from dspark.evaluation.simulation.luck import Luck, Story
 from dspark.rounds.config import LoopConfig
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.planner import planner_of
+from dspark.rounds.policies import CohortSetting
 from dspark.rounds.stats import RoundReport
 
 # The baseline of the paper's §5.3: a drafter of one token, always verified.
@@ -44,6 +45,8 @@ class Scenario:
         luck: of the requests.
         threshold: of the policy "threshold".
         max_running: requests that hold pages at once when they come as the trace says.
+        cohorts: of requests in flight, as `LoopConfig` says.
+        is_shared: drafter and verifier take turns on one machine; else each has one of its own.
         services: tiers and promises of requests by their index in the trace; the default for others.
     """
 
@@ -51,6 +54,8 @@ class Scenario:
     luck: Luck
     threshold: float = 0.5
     max_running: int = 256
+    cohorts: CohortSetting = "1"
+    is_shared: bool = True
     services: Mapping[int, Service] = field(default_factory=dict)
 
 
@@ -139,11 +144,12 @@ class _Simulation:
         self._concurrency = concurrency
         self._stories: dict[str, Story] = {}
         self._clock = clock
-        self._verifier = SimulatedVerifier(self._stories, machine, clock)
+        device = asyncio.Lock() if scenario.is_shared else None
+        self._verifier = SimulatedVerifier(self._stories, machine, clock, device=device)
         num_drafts = 1 if policy == MTP_1 else gamma
         planner_name = "fixed" if policy == MTP_1 else policy
         self._loop = RoundLoop(
-            SimulatedDrafter(self._stories, machine, clock, gamma=num_drafts),
+            SimulatedDrafter(self._stories, machine, clock, gamma=num_drafts, device=device),
             self._verifier,
             planner=planner_of(planner_name, fixed_len=num_drafts, threshold=scenario.threshold),
             config=LoopConfig(
@@ -151,6 +157,7 @@ class _Simulation:
                 max_waiting=len(scenario.luck.trace),
                 prefill_tokens=machine.prefill_tokens,
                 prefill_tokens_alone=machine.prefill_tokens_alone,
+                cohorts=scenario.cohorts,
                 draft_timeout_s=_PATIENT_S,
             ),
             clock=clock,

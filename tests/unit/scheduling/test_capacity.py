@@ -73,3 +73,16 @@ def test_points_that_measure_nothing_are_refused_by_name(points):
 def test_a_flat_curve_cannot_serve_an_adaptive_policy(points):
     with pytest.raises(ConfigurationError, match="flat"):
         CapacityCurve.from_points(points).check_rises()
+
+
+def test_beside_a_draft_a_step_lasts_at_least_as_long_as_the_draft():
+    curve = CapacityCurve.from_points([(1, 0.010), (11, 0.020), (21, 0.040)], draft_s=0.003)
+    assert curve.beside_draft(0.005).round_s(6) == curve.step_s(6)
+    beside = curve.beside_draft(0.0185)
+    for size in (1, 5, 9, 10, 11, 15, 40):
+        assert beside.round_s(size) == pytest.approx(max(0.0185, curve.step_s(size)))
+    assert beside.rounds_s(8, 4) == pytest.approx(
+        [max(0.0185, curve.step_s(size)) for size in (8, 9, 10, 11)]
+    )
+    assert curve.beside_draft(0.0185).step_s(1) == 0.0185
+    assert curve.step_s(1) == 0.010, "the curve itself is as it was"

@@ -47,6 +47,18 @@ def test_without_a_baseline_there_is_no_verdict_and_that_is_said(tmp_path, capsy
     assert "no verdict: it takes the policies off, fixed" in capsys.readouterr().out
 
 
+def test_cohorts_are_compared_and_a_measured_number_is_held_against_the_better_one(tmp_path, capsys):
+    path = tmp_path / "study.json"
+    options = ["--policies", "fixed", "--curve", "memory-bound", "--cohorts", "1,2,auto", "--separate"]
+    assert main([*SMALL, *options, "--json", str(path)]) == 0
+    document = json.loads(path.read_text())
+    figures = document["figures"]["3 streams"]
+    assert list(figures) == ["fixed", "fixed, 2 cohorts", "fixed, auto cohorts"]
+    assert figures["fixed, 2 cohorts"]["tokens_per_s"] < 0.8 * figures["fixed"]["tokens_per_s"]
+    assert document["ratios"]["fixed, auto cohorts vs better of 1 and 2, 3 streams"] == 1.0
+    assert document["setup"]["separate hardware"]
+
+
 def test_a_saved_trace_is_one_that_can_be_replayed(tmp_path, capsys):
     trace, report = str(tmp_path / "trace.jsonl"), str(tmp_path / "study.json")
     options = ["bench", "scheduler", "--simulate", "--policies", "barrier", "--json", report]
@@ -68,6 +80,7 @@ def test_a_saved_trace_is_one_that_can_be_replayed(tmp_path, capsys):
         (["--rate", "0"], "'0' is not a number above 0"),
         (["--rate", "1", "--concurrency", "1"], "not allowed with argument"),
         (["--policies", "off,clever"], "'clever' is none of auto, early-stop, barrier"),
+        (["--cohorts", "1,3"], "'3' is none of auto, 1, 2"),
         (["--gamma", "65"], "'65' is more than 64"),
         (["--seed", "-1"], "'-1' is not a whole number from 0"),
         (["--seed", "4294967296"], "is not a whole number from 0"),
@@ -103,6 +116,7 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(options, sentence, cap
             ["--concurrency", "4", "--threshold", "0.5"],
             "--concurrency, --threshold: shapes a simulation; add",
         ),
+        (["--cohorts", "2", "--separate"], "--cohorts, --separate: shapes a simulation; add"),
         (["--policies", "mtp-1"], "--policies mtp-1 is for a simulation; add --simulate"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -132,6 +134,22 @@ def test_where_every_row_costs_a_whole_step_plain_decoding_is_what_remains():
         assert found.mean_verified < 0.05
         assert 0.85 * off.tokens_per_s < found.tokens_per_s
     assert figures_of(simulate(study, "fixed", 4)).tokens_per_s < 0.8 * off.tokens_per_s
+
+
+def test_two_cohorts_hide_drafts_behind_steps_only_on_hardware_apart():
+    linear = Machine(
+        "linear", "test", step_costs((1, 0.001), (100, 0.1)), draft_cost=((1, 0.0005), (100, 0.05))
+    )
+    speeds = {}
+    for is_shared in (False, True):
+        for cohorts in ("1", "2"):
+            study = replace(scenario(linear, output_len=60), is_shared=is_shared, cohorts=cohorts)
+            observed = simulate(study, "fixed", 4)
+            assert outputs(observed) == outputs(simulate(scenario(linear, output_len=60), "fixed", 4))
+            speeds[is_shared, cohorts] = figures_of(observed).tokens_per_s
+    assert speeds[False, "1"] == speeds[True, "1"]
+    assert speeds[False, "2"] > 1.2 * speeds[False, "1"]
+    assert speeds[True, "2"] < 1.02 * speeds[True, "1"]
 
 
 def test_mtp_1_drafts_one_token_and_commits_at_most_two():
