@@ -31,8 +31,8 @@ def add_parser(subparsers: Any) -> None:
             "Decodes prompts with full blocks and as served, and prints by task: accept_len (DeepSpec's mean "
             "accepted length, bonus token included), the acceptance at each position given that all drafts "
             "before it were accepted, and, as served, the tokens committed and the drafts verified per "
-            "round. Above temperature 0 also the drafts accepted per round by rejection sampling and, on the same "
-            "prompts, by coupled sampling, which seeded requests use."
+            "round. Above temperature 0 also the drafts accepted per round by rejection sampling and, on the "
+            "same prompts, by coupled sampling, which seeded requests use."
         ),
     )
     add_model_options(parser)

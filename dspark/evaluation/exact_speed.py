@@ -2,9 +2,9 @@
 
 Inexact are those of torch and oneDNN, whose sums depend on how many rows or keys there are: linear layers as
 `torch.nn.functional.linear` and packed by oneDNN for the very number of rows, attention as
-`scaled_dot_product_attention` over keys and values that lie ready, each in bfloat16 and float32, whichever
-is faster. They need write no keys and look up no pages, so the comparison favours them. There is no inexact
-variant of our own kernels to compare with: a row of theirs is summed in one order at any size, without padding.
+`scaled_dot_product_attention` over keys and values that lie ready, each in bfloat16 and in float32; the
+fastest counts. They need write no keys and look up no pages, so the comparison favours them. There is no
+inexact variant of our own kernels: a row of theirs is summed in one order at any size, without padding.
 """
 
 from __future__ import annotations

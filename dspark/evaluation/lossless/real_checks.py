@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from dspark.decoding.types import DraftBlock, DrafterInfo, DraftRequest, GenerationRequest
+from dspark.decoding.types import GenerationRequest
 from dspark.evaluation.generation import Generation, LocalDecoder
+from dspark.evaluation.lossless.obstacles import UselessDrafter
 from dspark.evaluation.lossless.outputs import decode, places_of
 from dspark.evaluation.lossless.real_pair import RESCORING_MARGIN, RealPair, tokens_of
 from dspark.evaluation.lossless.rescoring import Rescored, rescore
 from dspark.evaluation.lossless.restart import LeftBehind
 from dspark.evaluation.lossless.statistics import ERROR_RATE, uniform_p_value
 from dspark.evaluation.verdict import Check
-from dspark.rounds.interfaces import Drafter
 
 SAMPLING_TEMPERATURE = 0.8
 _POLICY = "fixed"
@@ -67,27 +67,6 @@ async def sampling_check(pair: RealPair, num_seeds: int) -> Check:
         f">= {ERROR_RATE:.1g}",
         p_value >= ERROR_RATE,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class UselessDrafter:
-    """Drafts the token with the next id instead, which is right by chance only."""
-
-    drafter: Drafter
-
-    async def get_info(self) -> DrafterInfo:
-        """See `Drafter`."""
-        return await self.drafter.get_info()
-
-    async def draft(self, requests: Sequence[DraftRequest]) -> Sequence[DraftBlock]:
-        """See `Drafter`."""
-        vocab_size = (await self.drafter.get_info()).vocab_size
-        blocks = await self.drafter.draft(requests)
-        return [replace(block, token_ids=(block.token_ids + 1) % vocab_size) for block in blocks]
-
-    async def close(self, request_ids: Sequence[str]) -> None:
-        """See `Drafter`."""
-        await self.drafter.close(request_ids)
 
 
 async def _resumed(

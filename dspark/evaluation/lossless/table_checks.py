@@ -41,7 +41,7 @@ _TOKENS = SettingTokens(biased=(0, 1), ending=(3,), stops=(2,), min_tokens=2, to
 _SETTINGS = [setting for setting in all_settings(_TOKENS) if setting.name != "stop tokens"]
 _PLAIN, _ALL_AT_ONCE = _SETTINGS[0], _SETTINGS[-1]
 # Under each setting but the plain one, one variant of a policy in so many; other ones under the next setting.
-_STRIDE = 4
+_STRIDE = 6
 _NUM_TOKENS = 3
 _TABLE_SEED = 7
 

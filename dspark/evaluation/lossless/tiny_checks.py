@@ -13,9 +13,6 @@ import numpy as np
 from dspark.decoding.sampling import shaped_probs
 from dspark.decoding.types import (
     Acceptance,
-    DraftBlock,
-    DrafterInfo,
-    DraftRequest,
     GenerationRequest,
     SamplingParams,
     StopParams,
@@ -24,6 +21,7 @@ from dspark.evaluation.generation import Engines, Generation
 from dspark.evaluation.lossless.definition import rows_by_definition
 from dspark.evaluation.lossless.matrix import ARBITRARY, Case
 from dspark.evaluation.lossless.mutations import MisstatingDrafter, PeekingPlanner
+from dspark.evaluation.lossless.obstacles import ChangingPlanner, TellingDrafter
 from dspark.evaluation.lossless.outputs import (
     decode,
     num_accepted,
@@ -37,12 +35,8 @@ from dspark.evaluation.lossless.statistics import ERROR_RATE, sequences_p_value
 from dspark.evaluation.lossless.tiny import VOCAB_SIZE, load_tiny_engines
 from dspark.evaluation.stock import StockModel
 from dspark.evaluation.verdict import Check
-from dspark.rounds.interfaces import Drafter
-from dspark.rounds.planner import FreePlanner, Planner, planner_of
+from dspark.rounds.planner import Planner, planner_of
 from dspark.rounds.policies import POLICIES
-from dspark.rounds.step_ahead import StepAhead
-from dspark.scheduling.draft_length import DraftLength
-from dspark.scheduling.ranking import Confidences
 
 _LEVEL = "tiny"
 _NUM_TOKENS = 24
@@ -55,55 +49,6 @@ _NUM_MUTATED = 1200
 _TOKENS = SettingTokens(biased=(1, 3), ending=(4,), stops=(2,), min_tokens=8, top_k=3)
 # Of a random drafter, whose confidences are spread around one half.
 _THRESHOLD = 0.4
-
-
-class ChangingPlanner(FreePlanner):
-    """Another prefix length for each request and round, whatever the confidences, and so causal."""
-
-    def __init__(self, max_len: int) -> None:
-        self._num_lens = max_len + 1
-        self._num_rounds = 0
-
-    def wants_drafts(self, num_requests: int) -> bool:
-        """Two rounds of three."""
-        self._num_rounds += 1
-        return self._num_rounds % 3 > 0
-
-    def draft_len(self, history: DraftLength, gamma: int) -> int:
-        """Another one in every round."""
-        return 1 + self._num_rounds % gamma
-
-    def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
-        """By round and place in the batch."""
-        return [
-            min(len(confidence), (self._num_rounds + 3 * place) % self._num_lens)
-            for place, confidence in enumerate(confidences)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class TellingDrafter:
-    """Each of its confidences tells whether the draft before is even: right policies make nothing of it."""
-
-    drafter: Drafter
-
-    async def get_info(self) -> DrafterInfo:
-        """See `Drafter`."""
-        return await self.drafter.get_info()
-
-    async def draft(self, requests: Sequence[DraftRequest]) -> Sequence[DraftBlock]:
-        """See `Drafter`."""
-        return [_telling(block) for block in await self.drafter.draft(requests)]
-
-    async def close(self, request_ids: Sequence[str]) -> None:
-        """See `Drafter`."""
-        await self.drafter.close(request_ids)
-
-
-def _telling(block: DraftBlock) -> DraftBlock:
-    confidence = block.confidence.copy()
-    confidence[1:] = np.where(block.token_ids[:-1] % 2 == 0, 0.9, 0.2)
-    return replace(block, confidence=confidence)
 
 
 @dataclass(frozen=True, slots=True)

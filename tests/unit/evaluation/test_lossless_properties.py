@@ -22,11 +22,11 @@ from dspark.engine.loading import load_target
 from dspark.engine.pages import PagePool
 from dspark.engine.target import TargetEngine, make_pool
 from dspark.evaluation.generation import PATIENT, Engines, LocalDecoder
+from dspark.evaluation.lossless.obstacles import ChangingPlanner
 from dspark.evaluation.lossless.outputs import requests_of
 from dspark.evaluation.lossless.restart import LeftBehind
 from dspark.evaluation.lossless.settings import SettingTokens, all_settings
 from dspark.evaluation.lossless.tiny import TinyDrafter, write_tiny_drafter, write_tiny_target
-from dspark.evaluation.lossless.tiny_checks import ChangingPlanner
 from dspark.evaluation.threads import one_thread
 from dspark.models.checkpoint import load_drafter
 from dspark.rounds.local import InlineWorker
