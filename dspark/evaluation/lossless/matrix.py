@@ -20,6 +20,7 @@ class Case:
     Attributes:
         level: which models.
         num_ok: those that plain decoding would have given.
+        num_accepted: drafts accepted in all of them; None where that is not counted.
         is_refused: the policy takes no such requests, and said so.
         failed: names of those that were wrong.
     """
@@ -29,6 +30,7 @@ class Case:
     level: str
     num_ok: int = 0
     num_cases: int = 0
+    num_accepted: int | None = None
     is_refused: bool = False
     failed: tuple[str, ...] = ()
 
@@ -43,6 +45,7 @@ class Case:
         if self.is_refused:
             return "refused"
         text = f"{self.num_ok} of {self.num_cases}"
+        text += f", {self.num_accepted} drafts accepted" if self.num_accepted is not None else ""
         return text + (f", wrong: {', '.join(self.failed)}" if self.failed else "")
 
     @property

@@ -79,17 +79,28 @@ async def refusal_case(
 def same_text_case(
     policy: str, level: str, requests: Requests, plain: Sequence[Generation], found: Sequence[Generation]
 ) -> Case:
-    """Whether outputs, all under one rule, are those of plain decoding; no accepted draft is a failure."""
+    """Whether outputs, all under one rule, are those of plain decoding.
+
+    Where whole blocks are verified, outputs without an accepted draft test nothing and are wrong. Other
+    policies may find drafts too dear.
+    """
     failed = [
         request.request_id
         for request, one, other in zip(requests, plain, found, strict=True)
         if (one.token_ids, one.finish_reason) != (other.token_ids, other.finish_reason)
     ]
-    if policy != "off" and num_accepted(found) == 0:
+    total = num_accepted(found)
+    if policy == "fixed" and total == 0:
         failed = ["no draft was accepted"] * len(requests)
     num_ok = len(requests) - len(failed)
     return Case(
-        policy, requests[0].sampling.acceptance, level, num_ok, len(requests), failed=tuple(failed[:4])
+        policy,
+        requests[0].sampling.acceptance,
+        level,
+        num_ok,
+        len(requests),
+        num_accepted=total,
+        failed=tuple(failed[:4]),
     )
 
 
@@ -145,5 +156,6 @@ def places_case(
         level,
         len(requests) - len(failed),
         len(requests),
+        num_accepted=num_accepted(outputs),
         failed=tuple(failed[:4]),
     )

@@ -123,7 +123,7 @@ def choice_gap(
 def _race_gap(logits: Tensor, runs: Tensor, token_id: int, sampling: SamplingParams, position: int) -> float:
     """How far a token's score lies below the best of those that run, scaled back by the temperature."""
     ids = np.append(torch.nonzero(runs).squeeze(1).numpy(), token_id)
-    noise = torch.from_numpy(race_noise(np.uint64(sampling.seed), np.uint64(position), ids))
+    noise = torch.from_numpy(race_noise(sampling.seed, position, ids))
     # The winner has the least noise / probability.
     scores = logits[torch.from_numpy(ids)] / sampling.temperature - noise.log()
     return float(scores.max() - scores[-1]) * sampling.temperature

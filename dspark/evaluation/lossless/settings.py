@@ -74,7 +74,7 @@ def all_settings(tokens: SettingTokens) -> list[Setting]:
         Setting("top_p", SamplingParams(top_p=0.9)),
         Setting("top_k", SamplingParams(temperature=1.3, top_k=tokens.top_k)),
         Setting("min_p", SamplingParams(min_p=0.1)),
-        adjusted("repetition penalty", LogitAdjustments(repetition_penalty=1.3)),
+        adjusted("repetition penalty", LogitAdjustments(repetition_penalty=1.6)),
         adjusted("presence penalty", LogitAdjustments(presence_penalty=0.8)),
         adjusted("frequency penalty", LogitAdjustments(frequency_penalty=0.6)),
         adjusted("logit bias", LogitAdjustments(logit_bias=biases)),

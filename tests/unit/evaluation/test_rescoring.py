@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark.decoding.sampling import shaped_probs
-from dspark.decoding.types import Acceptance, SamplingParams, TokenLogprobs, VerifierInfo
+from dspark.decoding.types import Acceptance, SamplingParams, VerifierInfo
 from dspark.evaluation.generation import Generation
 from dspark.evaluation.lossless.definition import kept_by_definition
 from dspark.evaluation.lossless.exact_checks import exact_check
@@ -22,7 +22,8 @@ from dspark.evaluation.lossless.tiny_checks import TinyPair
 from dspark.evaluation.own_forward import OwnForward
 from dspark.evaluation.threads import one_thread
 
-MARGIN = 1e-6
+# The stock norms compute in float32 whatever the dtype.
+MARGIN = 1e-4
 TOKENS = SettingTokens(biased=(1, 3), ending=(4,), stops=(2,), min_tokens=4, top_k=3)
 PROMPTS = [(1, 3, 0, 2), (2, 0, 4)]
 RULES = pytest.mark.parametrize("rule", list(Acceptance), ids=lambda rule: rule.value)
@@ -48,11 +49,12 @@ def decoded(pair):
 
 
 def changed(output: Generation, place: int, **changes) -> Generation:
-    """The output with the deltas merged and one token or log-probability replaced."""
+    """The output with the deltas merged, and one log-probability replaced, or one token and none left."""
     tokens = list(output.token_ids)
     logprobs = [one for delta in output.deltas for one in delta.logprobs]
-    tokens[place] = changes.get("token_id", tokens[place])
     logprobs[place] = changes.get("logprob", logprobs[place])
+    if "token_id" in changes:
+        tokens[place], logprobs = changes["token_id"], []
     delta = replace(output.deltas[-1], start=0, token_ids=tuple(tokens), logprobs=tuple(logprobs))
     return Generation(output.request_id, (delta,))
 
@@ -71,7 +73,7 @@ def test_every_token_but_the_choice_is_found(pair, decoded, rule):
     for request, output in zip(*decoded[rule], strict=True):
         last = len(output.token_ids) - 1
         for token_id in set(range(5)) - {output.token_ids[last]}:
-            wrong = changed(output, last, token_id=token_id, logprob=TokenLogprobs(0.0))
+            wrong = changed(output, last, token_id=token_id)
             assert rescore(pair.stock, request, wrong, MARGIN).outside == (request.request_id,)
 
 
