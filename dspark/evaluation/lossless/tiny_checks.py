@@ -44,8 +44,8 @@ _NUM_TOKENS = 24
 _NUM_COMPARED, _NUM_SAMPLED = 3, 8
 _PROMPT = (1, 3, 0, 2)
 _NUM_PROMPTS = 16
-# Enough for a leak of some hundredths to show at the error rate.
-_NUM_MUTATED = 1200
+# Enough for a leak of some hundredths to show at the error rate, and for a wrong distribution.
+_NUM_PEEKED, _NUM_MISSTATED = 1600, 300
 _TOKENS = SettingTokens(biased=(1, 3), ending=(4,), stops=(2,), min_tokens=8, top_k=3)
 # Seconds of a step by its rows.
 _CHEAP_ROWS = ((1, 0.01), (64, 0.011))
@@ -122,9 +122,11 @@ def tiny_checks(pair: TinyPair, num_samples: int) -> Iterator[Check]:
 
 
 async def _mutations(pair: TinyPair) -> list[Check]:
-    requests = _sampled(SamplingParams(), _NUM_MUTATED, max_new_tokens=_NUM_COMPARED + pair.gamma)
+    requests = _sampled(SamplingParams(), _NUM_PEEKED, max_new_tokens=_NUM_COMPARED + pair.gamma)
     peeking = await decode(pair.engines, PeekingPlanner(), requests, wrap=TellingDrafter)
-    misstated = await decode(pair.engines, pair.planner("fixed"), requests, wrap=MisstatingDrafter)
+    misstated = await decode(
+        pair.engines, pair.planner("fixed"), requests[:_NUM_MISSTATED], wrap=MisstatingDrafter
+    )
     expected = exact_distribution(pair.stock, SamplingParams())
     return [
         _is_caught(what, sequences_p_value(_first_tokens(outputs), expected))

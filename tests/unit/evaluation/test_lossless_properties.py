@@ -16,9 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dspark.cache import default_cache_dir
 from dspark.decoding.types import Acceptance, GenerationRequest, StopParams
 from dspark.engine.draft import DraftEngine
-from dspark.engine.loading import load_target
+from dspark.engine.exactness import check_exactness
+from dspark.engine.loading import LoadedTarget, load_target
 from dspark.engine.pages import PagePool
 from dspark.engine.target import TargetEngine, make_pool
 from dspark.evaluation.generation import PATIENT, Engines, LocalDecoder
@@ -60,7 +62,7 @@ class Tiny:
 
     def __post_init__(self) -> None:
         self.path = write_tiny_target(self.folder / "target")
-        self.target = load_target(self.path, dtype=torch.float64, target_layer_ids=TAPS)
+        self.target = self._exact_target()
         self.drafter, self.plain = cache(self._drafter), cache(self._plain)
         requests = [
             request
@@ -71,8 +73,15 @@ class Tiny:
         ]
         self.requests = {request.request_id: request for request in requests}
 
+    def _exact_target(self) -> LoadedTarget:
+        """By the kernels where they are exact here, else in float64, which no draw brings to a tie."""
+        target = load_target(self.path, dtype=torch.float32, target_layer_ids=TAPS)
+        if check_exactness(target, make_pool(target, 256, default_cache_dir())).is_exact:
+            return target
+        return load_target(self.path, dtype=torch.float64, target_layer_ids=TAPS)
+
     def engines(self, drafter: int | None, *, num_pages: int = 64, step_cost=STEP_COSTS[1]) -> Engines:
-        pool = make_pool(self.target, 16 * num_pages, self.folder)
+        pool = make_pool(self.target, 16 * num_pages, default_cache_dir())
         engine = TargetEngine(self.target, pool, has_taps=True)
         engine.info = replace(engine.info, step_cost=step_cost)
         return Engines(engine, None if drafter is None else self.drafter(drafter), InlineWorker())
@@ -149,7 +158,7 @@ def chosen(tiny: Tiny, mix: list[int]) -> list[GenerationRequest]:
 
 
 @given(around=arounds, mix=mixes)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_text_in_any_batch_is_the_text_alone_under_plain_decoding(tiny, around, mix):
     requests = chosen(tiny, mix)
 
@@ -162,7 +171,7 @@ def test_text_in_any_batch_is_the_text_alone_under_plain_decoding(tiny, around, 
 
 
 @given(around=arounds, mix=mixes, share=st.floats(0.0, 1.0))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_text_after_a_restart_goes_on_as_it_would_have(tiny, around, mix, share):
     requests = chosen(tiny, mix)
     whole = [tiny.plain(request.request_id) for request in requests]
@@ -193,7 +202,7 @@ def test_text_is_the_same_when_requests_give_way_for_want_of_pages(tiny, policy)
 
 
 def test_every_drafter_of_these_tests_has_drafts_accepted(tiny):
-    requests = [one for one in tiny.requests.values() if one.request_id.startswith("coupled")][:6]
+    requests = [one for one in tiny.requests.values() if one.request_id.startswith("coupled")][:4]
     for number in range(len(DRAFTERS)):
         around = Around("fixed", number, STEP_COSTS[0], 512, 64)
 
