@@ -9,8 +9,9 @@ should is for the statistics to say.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -105,19 +106,27 @@ def choice_gap(
         token_id: what was chosen.
         sampling: how.
         position: absolute, of the token.
-        slack: tokens whose logits lie so near to the edge of what the truncations keep may be kept or not.
+        slack: by how much logits may be off; what the truncations keep may differ accordingly.
     """
     own = float(logits[token_id])
     if sampling.acceptance is Acceptance.GREEDY:
         return float(logits.max()) - own if int(logits.argmax()) != token_id else 0.0
-    kept = kept_by_definition(logits, sampling)
-    edge = float(logits[kept].min())
-    below_edge = max(0.0, edge - own) if not kept[token_id] else 0.0
+    kept = kept_by_definition(logits, _loosened(sampling, slack))
+    below_edge = max(0.0, float(logits[kept].min()) - own) if not kept[token_id] else 0.0
     if sampling.acceptance is Acceptance.REJECTION:
         return below_edge
     if slack > 0.0 and not bool(kept.all()):
-        kept = logits >= edge + slack
+        kept = kept_by_definition(logits, _loosened(sampling, -slack))
+        kept &= logits >= logits[kept].min() + slack
     return max(below_edge, _race_gap(logits, kept, token_id, sampling, position))
+
+
+def _loosened(sampling: SamplingParams, slack: float) -> SamplingParams:
+    """With the top_p that logits which lie so much apart may amount to: the tail's mass is off by a factor."""
+    if sampling.top_p == 1.0 or slack == 0.0:
+        return sampling
+    tail = (1.0 - sampling.top_p) * math.exp(-2.0 * slack / sampling.temperature)
+    return replace(sampling, top_p=max(1.0 - tail, 1e-9))
 
 
 def _race_gap(logits: Tensor, runs: Tensor, token_id: int, sampling: SamplingParams, position: int) -> float:

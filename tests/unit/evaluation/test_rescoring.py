@@ -107,6 +107,10 @@ def test_a_token_at_the_edge_of_the_truncation_may_be_kept_or_not_within_the_sla
     assert choice_gap(logits, 1, sampling, 0, slack=0.0) == 0.0
     assert choice_gap(logits, 2, sampling, 0, slack=0.0) == pytest.approx(0.001)
     assert choice_gap(logits, 3, sampling, 0, slack=0.01) == pytest.approx(7.0)
+    # The mass of top_p moves with all logits, so more than the next token may be kept.
+    nucleus = SamplingParams(top_p=0.5, acceptance=Acceptance.REJECTION)
+    assert choice_gap(logits, 1, nucleus, 0, slack=0.0) == pytest.approx(1.0)
+    assert choice_gap(logits, 1, nucleus, 0, slack=0.5) == 0.0
     # Of two runners at the edge neither can beat the other; a token far above it can.
     raced = replace(sampling, acceptance=Acceptance.COUPLED)
     gaps = [
