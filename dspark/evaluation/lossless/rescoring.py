@@ -122,7 +122,7 @@ def choice_gap(
 
 
 def _loosened(sampling: SamplingParams, slack: float) -> SamplingParams:
-    """With the top_p that logits which lie so much apart may amount to: the tail's mass is off by a factor."""
+    """With the top_p that logits off by so much may amount to: the mass of the tail is off by a factor."""
     if sampling.top_p == 1.0 or slack == 0.0:
         return sampling
     tail = (1.0 - sampling.top_p) * math.exp(-2.0 * slack / sampling.temperature)
