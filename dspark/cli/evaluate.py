@@ -30,7 +30,9 @@ def add_parser(subparsers: Any) -> None:
         description=(
             "Decodes prompts with full blocks and as served, and prints by task: accept_len (DeepSpec's mean "
             "accepted length, bonus token included), the acceptance at each position given that all drafts "
-            "before it were accepted, and, as served, the tokens committed and the drafts verified per round."
+            "before it were accepted, and, as served, the tokens committed and the drafts verified per "
+            "round. Above temperature 0 also the drafts accepted per round by rejection sampling and, on the "
+            "same prompts, by coupled sampling, which seeded requests use."
         ),
     )
     add_model_options(parser)
@@ -59,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         models.target, drafter, pool_tokens=args.streams * _TOKENS_PER_STREAM, cache_dir=default_cache_dir()
     )
     engines = load_engines(plan)
-    progress(f"decoding {len(prompts)} prompts twice")
+    times = "twice" if args.temperature == 0 else "three times"
+    progress(f"decoding {len(prompts)} prompts {times}")
     decoding = DecodePlan(args.tokens, args.temperature, args.streams)
     figures = asyncio.run(measure_drafter(engines, prompts, decoding))
     engines.worker.shutdown()
@@ -77,6 +80,13 @@ def run(args: argparse.Namespace) -> int:
     print_table(
         ["task", "prompts", "accept_len", "committed", "scheduled", "acceptance by position, %"], rows
     )
+    if args.temperature > 0:
+        rules = [
+            [one.task, f"{one.mean_accepted:.3f}", f"{one.mean_coupled:.3f}"]
+            for one in figures
+            if one.mean_coupled is not None
+        ]
+        print_table(["drafts accepted per round", "rejection", "coupled"], rules)
     setup = {
         "target": models.target.name,
         "drafter": drafter.name,

@@ -27,6 +27,12 @@ def accept_len(generations: Sequence[Generation], max_new_tokens: int) -> float:
     return sum(len(delta.token_ids) for delta in rounds) / len(rounds) if rounds else 0.0
 
 
+def mean_accepted(generations: Sequence[Generation], max_new_tokens: int) -> float:
+    """Drafts accepted per round, over the rounds that `accept_len` counts. 0 without rounds."""
+    rounds = [delta for one in generations for delta in one.rounds if delta.start < max_new_tokens]
+    return sum(delta.round.num_accepted for delta in rounds) / len(rounds) if rounds else 0.0
+
+
 def mean_scheduled(generations: Sequence[Generation]) -> float:
     """Drafts verified per round. 0 without rounds."""
     rounds = [delta for one in generations for delta in one.rounds]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from dspark.engine.target import TargetEngine
 from dspark.garbage import keep_loaded_objects
 from dspark.models.config import read_config
 from dspark.rounds.config import LoopConfig
-from dspark.rounds.interfaces import Drafter
+from dspark.rounds.interfaces import Drafter, RequestStore
 from dspark.rounds.local import EngineWorker, InlineWorker, LocalDrafter, LocalVerifier
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.planner import Planner, planner_of
@@ -25,7 +26,7 @@ from dspark.rounds.request import RequestStream
 from dspark.rounds.stats import LoopStats, RoundReport
 
 # A benchmark must not go on without drafts because a busy machine made one late, nor turn requests away.
-_PATIENT = LoopConfig(draft_timeout_s=60.0, max_waiting=1_000_000)
+PATIENT = LoopConfig(draft_timeout_s=60.0, max_waiting=1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,13 @@ class LocalDecoder:
     """A round loop over engines of this process, open inside its `async with`."""
 
     def __init__(
-        self, engines: Engines, *, policy: str | Planner, wrap: Callable[[Drafter], Drafter] | None = None
+        self,
+        engines: Engines,
+        *,
+        policy: str | Planner,
+        wrap: Callable[[Drafter], Drafter] | None = None,
+        config: LoopConfig = PATIENT,
+        store: RequestStore | None = None,
     ) -> None:
         """Put the loop together.
 
@@ -134,6 +141,8 @@ class LocalDecoder:
             engines: shared with other decoders that are idle meanwhile.
             policy: as `planner_of` names it ("fixed" is the full block), or a planner.
             wrap: puts something between the loop and the drafter, to watch the blocks.
+            config: limits of the loop.
+            store: what another decoder left, for `resume`.
         """
         worker = engines.worker
         local = LocalDrafter(engines.drafter, worker) if engines.drafter and policy != "off" else None
@@ -143,7 +152,8 @@ class LocalDecoder:
             drafter,
             LocalVerifier(engines.target, local, worker=worker),
             planner=planner_of(policy, fixed_len=gamma) if isinstance(policy, str) else policy,
-            config=_PATIENT,
+            store=store,
+            config=config,
         )
         self._loop.tell(self)
         self._task: asyncio.Task[None] | None = None
@@ -194,7 +204,16 @@ class LocalDecoder:
         pairs = zip(requests, streams, strict=True)
         return list(await asyncio.gather(*(_collect(one.request_id, stream) for one, stream in pairs)))
 
+    async def resume(self, received: Mapping[str, Sequence[int]]) -> list[Generation]:
+        """Go on with requests of the store, given the output of each so far; returns the rest of each.
 
-async def _collect(request_id: str, stream: RequestStream) -> Generation:
-    async with stream:
+        Raises:
+            DsparkError: one of them failed.
+        """
+        streams = [(name, self._loop.resume(name, tokens)) for name, tokens in received.items()]
+        return list(await asyncio.gather(*(_collect(name, stream) for name, stream in streams)))
+
+
+async def _collect(request_id: str, stream: RequestStream | AsyncGenerator[TokenDelta, None]) -> Generation:
+    async with aclosing(stream):
         return Generation(request_id, tuple([delta async for delta in stream]))

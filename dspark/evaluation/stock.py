@@ -15,12 +15,13 @@ from dspark.models.target import quiet_transformers
 class StockModel:
     """transformers' own forward and `generate`, untouched by any of our kernels."""
 
-    def __init__(self, path: Path, dtype: str) -> None:
+    def __init__(self, path: Path, dtype: str, *, compute_dtype: str | None = None) -> None:
         """Load the model.
 
         Args:
             path: a prepared target directory.
             dtype: name of the torch type of weights and computation.
+            compute_dtype: of the computation where it is another one; the weights stay rounded to `dtype`.
         """
         from transformers import AutoModelForCausalLM
 
@@ -28,6 +29,7 @@ class StockModel:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 path, dtype=getattr(torch, dtype), local_files_only=True
             )
+        model = model if compute_dtype is None else model.to(getattr(torch, compute_dtype))
         self.model = model.eval().requires_grad_(False)
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Adjustments of logits as their definitions read: a dense row at a time, counted anew. The judge of ours."""
+"""Adjustments and truncations as their definitions read: a dense row at a time, counted anew. Judges ours."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.types import SamplingParams
 
 
 def adjusted_by_definition(
@@ -49,3 +50,26 @@ def rows_by_definition(
         adjusted_by_definition(row, adjustments, prompt, output[:place]) for place, row in enumerate(logits)
     ]
     return torch.stack(rows) if rows else logits
+
+
+def kept_by_definition(
+    logits: Tensor,  # [V] float64, adjusted
+    sampling: SamplingParams,
+) -> Tensor:
+    """Which tokens temperature, top_k, top_p and min_p leave, [V] bool; equals stay in order of their ids."""
+    assert logits.ndim == 1, logits.shape
+    if sampling.temperature > 0.0 and (sampling.top_k, sampling.top_p, sampling.min_p) == (0, 1.0, 0.0):
+        return logits > -torch.inf
+    order = logits.sort(descending=True, stable=True).indices
+    if sampling.temperature == 0.0:
+        order = order[:1]
+    if sampling.top_k:
+        order = order[: sampling.top_k]
+    probs = torch.softmax(logits[order] / (sampling.temperature or 1.0), dim=-1)
+    if sampling.top_p < 1.0:
+        order = order[probs.cumsum(-1) - probs < sampling.top_p]
+        probs = probs[: len(order)]
+    order = order[probs >= sampling.min_p * probs[0]]
+    kept = torch.zeros(logits.shape, dtype=torch.bool)
+    kept[order] = True
+    return kept & (logits > -torch.inf)

@@ -25,9 +25,6 @@ class AcceptRule:
 
 
 PRODUCTION = AcceptRule()
-# Negative controls, which the checks must catch.
-WRONG_RESIDUAL = AcceptRule(residual=lambda target_probs, _draft_probs: target_probs)
-TOO_LENIENT = AcceptRule(accept=lambda target_prob, draft_prob: min(1.0, 1.2 * target_prob / draft_prob))
 
 
 def output_distribution(

@@ -92,27 +92,43 @@ def retrospective(curve: CapacityCurve) -> Policy:
     return choose
 
 
-def shipped_policies(gamma: int) -> dict[str, Policy]:
-    """Every policy that ships: early stop on several curves, thresholds, the barrier's fill beside others."""
-    policies = {f"fixed {length}": fixed(length) for length in range(gamma + 1)}
-    for extra in _EXTRA_COSTS:
-        curve = CapacityCurve.from_points([(1, 1.0), (4, 1.0 + extra)])
-        policies[f"early stop, +{100 * extra:.0f} %"] = early_stop(curve)
-        policies[f"early stop at once, +{100 * extra:.0f} %"] = early_stop_at_once(curve)
-    policies["early stop, appendix A"] = early_stop(APPENDIX_A_CURVE)
-    policies |= {f"threshold {least:g}": threshold(least) for least in _THRESHOLDS}
-    # The barrier's budget does not depend on this round's drafts: any will do, beside any other block.
-    policies |= {
-        f"{budget} drafts beside {other}": beside(other, budget, comes_first=budget % 2 == 0)
-        for budget in range(2 * gamma + 1)
-        for other in _OTHER_BLOCKS
+def shipped_policies(gamma: int) -> dict[str, dict[str, Policy]]:
+    """Every policy that may decide about sampled requests, in many forms, by its name."""
+    curves = {
+        f"+{100 * extra:.0f} %": CapacityCurve.from_points([(1, 1.0), (4, 1.0 + extra)])
+        for extra in _EXTRA_COSTS
     }
     # Tiers and promises weigh a block as a whole.
     curve, other = CapacityCurve.from_points([(1, 1.0), (6, 2.5)]), _OTHER_BLOCKS[-1]
-    for weight in _WEIGHTS:
-        policies[f"early stop, weight {weight:g}"] = early_stop_beside(other, curve, weight)
-        policies |= {
-            f"{budget} drafts, weight {weight:g}": beside(other, budget, comes_first=True, weight=weight)
-            for budget in range(2 * gamma + 1)
-        }
-    return policies
+    return {
+        # Earlier rounds decide which of the two it is.
+        "auto": {
+            **{f"as early stop, {name}": early_stop(curve) for name, curve in curves.items()},
+            **{
+                f"as barrier, {budget} drafts": beside(other, budget, comes_first=True)
+                for budget in range(2 * gamma + 1)
+            },
+        },
+        "off": {"0 drafts": fixed(0)},
+        "fixed": {f"{length} drafts": fixed(length) for length in range(1, gamma + 1)},
+        "threshold": {f"{least:g}": threshold(least) for least in _THRESHOLDS},
+        "early-stop": {
+            **{f"one by one, {name}": early_stop(curve) for name, curve in curves.items()},
+            **{f"at once, {name}": early_stop_at_once(curve) for name, curve in curves.items()},
+            "appendix A": early_stop(APPENDIX_A_CURVE),
+            **{f"weight {weight:g}": early_stop_beside(other, curve, weight) for weight in _WEIGHTS},
+        },
+        # The barrier's budget does not depend on this round's drafts: any will do, beside any other block.
+        "barrier": {
+            **{
+                f"{budget} drafts beside {block}": beside(block, budget, comes_first=budget % 2 == 0)
+                for budget in range(2 * gamma + 1)
+                for block in _OTHER_BLOCKS
+            },
+            **{
+                f"{budget} drafts, weight {weight:g}": beside(other, budget, comes_first=True, weight=weight)
+                for budget in range(2 * gamma + 1)
+                for weight in _WEIGHTS
+            },
+        },
+    }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.decoding.acceptance import Judgement, accept_batch
+from dspark.decoding.acceptance import Judgement, Verdict, accept_batch
 from dspark.decoding.drafting import draft_tokens
 from dspark.decoding.types import Acceptance, SamplingParams, SparseProbs
 from dspark.evaluation.lossless.policies import Policy
@@ -26,14 +26,28 @@ class _Request:
     supports: list[SparseProbs] = field(default_factory=list)
 
 
+# How drafts are judged; the default is the production function.
+Acceptor = Callable[[Tensor, Sequence[Judgement]], list[Verdict]]
+
+
 def sample_outputs(
-    tables: Tables, policy: Policy, num_tokens: int, seeds: Sequence[int], acceptance: Acceptance
+    tables: Tables,
+    policy: Policy,
+    num_tokens: int,
+    seeds: Sequence[int],
+    acceptance: Acceptance,
+    *,
+    accept: Acceptor = accept_batch,
 ) -> list[Prefix]:
     """The first tokens of one output per seed."""
-    requests = [_Request(replace(tables.sampling, seed=seed, acceptance=acceptance)) for seed in seeds]
+    temperature = 0.0 if acceptance is Acceptance.GREEDY else tables.sampling.temperature
+    requests = [
+        _Request(replace(tables.sampling, temperature=temperature, seed=seed, acceptance=acceptance))
+        for seed in seeds
+    ]
     while active := [one for one in requests if len(one.output) < num_tokens]:
         _draft(tables, active)
-        _verify(tables, policy, active)
+        _verify(tables, policy, active, accept)
     return [one.output[:num_tokens] for one in requests]
 
 
@@ -51,7 +65,7 @@ def _draft(tables: Tables, requests: Sequence[_Request]) -> None:
             one.supports += [support] if support is not None else []
 
 
-def _verify(tables: Tables, policy: Policy, requests: Sequence[_Request]) -> None:
+def _verify(tables: Tables, policy: Policy, requests: Sequence[_Request], accept: Acceptor) -> None:
     judgements: list[Judgement] = []
     rows: list[Tensor] = []
     for one in requests:
@@ -68,5 +82,5 @@ def _verify(tables: Tables, policy: Policy, requests: Sequence[_Request]) -> Non
             )
         )
         rows += [tables.target_logits(one.output + one.drafts[:place]) for place in range(length + 1)]
-    for one, verdict in zip(requests, accept_batch(torch.stack(rows), judgements), strict=True):
+    for one, verdict in zip(requests, accept(torch.stack(rows), judgements), strict=True):
         one.output += verdict.token_ids

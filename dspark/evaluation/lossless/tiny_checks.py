@@ -4,123 +4,153 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
-from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.sampling import shaped_probs
-from dspark.decoding.types import GenerationRequest, SamplingParams, StopParams
-from dspark.evaluation.generation import Engines, LocalDecoder
+from dspark.decoding.types import (
+    Acceptance,
+    GenerationRequest,
+    SamplingParams,
+    StepCost,
+    StopParams,
+)
+from dspark.evaluation.generation import Engines, Generation
 from dspark.evaluation.lossless.definition import rows_by_definition
+from dspark.evaluation.lossless.matrix import ARBITRARY, Case
+from dspark.evaluation.lossless.mutations import MisstatingDrafter, PeekingPlanner
+from dspark.evaluation.lossless.obstacles import ChangingPlanner, TellingDrafter
+from dspark.evaluation.lossless.outputs import (
+    decode,
+    num_accepted,
+    places_case,
+    refusal_case,
+    requests_of,
+    same_text_case,
+)
+from dspark.evaluation.lossless.settings import Setting, SettingTokens, all_settings
 from dspark.evaluation.lossless.statistics import ERROR_RATE, sequences_p_value
 from dspark.evaluation.lossless.tiny import VOCAB_SIZE, load_tiny_engines
-from dspark.evaluation.requests import sampling_of
 from dspark.evaluation.stock import StockModel
 from dspark.evaluation.verdict import Check
-from dspark.rounds.planner import FreePlanner, Planner, planner_of
-from dspark.rounds.step_ahead import StepAhead
-from dspark.scheduling.draft_length import DraftLength
-from dspark.scheduling.ranking import Confidences
+from dspark.rounds.planner import Planner, planner_of
+from dspark.rounds.policies import POLICIES
 
+_LEVEL = "tiny"
 _NUM_TOKENS = 24
-_TEMPERATURE = 1.0
 # Tokens of an output whose distribution is compared; the output goes on, so that whole blocks are drafted.
 _NUM_COMPARED, _NUM_SAMPLED = 3, 8
 _PROMPT = (1, 3, 0, 2)
-# Everything that changes single logits, for a vocabulary of five tokens.
-_ADJUSTMENTS = LogitAdjustments(
-    repetition_penalty=1.3,
-    presence_penalty=-0.4,
-    frequency_penalty=0.2,
-    logit_bias=((1, 0.7), (3, -0.5)),
-    min_tokens=2,
-    ending_token_ids=(4,),
-)
+_NUM_PROMPTS = 16
+# Enough for a leak of some hundredths to show at the error rate, and for a wrong distribution.
+_NUM_PEEKED, _NUM_MISSTATED = 1600, 300
+_TOKENS = SettingTokens(biased=(1, 3), ending=(4,), stops=(2,), min_tokens=8, top_k=3)
+# Seconds of a step by its rows.
+_CHEAP_ROWS = (StepCost(1, 0.01), StepCost(64, 0.011))
 # Of a random drafter, whose confidences are spread around one half.
 _THRESHOLD = 0.4
 
-# One adjusted output for so many plain ones.
-_ADJUSTED_SHARE = 3
+
+@dataclass(frozen=True, slots=True)
+class TinyPair:
+    """The engines, and what judges them."""
+
+    engines: Engines
+    stock: StockModel
+
+    @classmethod
+    def load(cls, directory: Path) -> TinyPair:
+        """Write the models below a directory and load them."""
+        engines = load_tiny_engines(directory)
+        # Policies that weigh costs shall begin by drafting.
+        engines.target.info = replace(engines.target.info, step_cost=_CHEAP_ROWS)
+        return cls(engines, StockModel(directory / "target", "float64"))
+
+    @property
+    def gamma(self) -> int:
+        """Drafts of a block."""
+        assert self.engines.drafter is not None, "tiny engines have a drafter"
+        return self.engines.drafter.info.gamma
+
+    def planner(self, policy: str) -> Planner:
+        """A new planner of this policy."""
+        if policy == ARBITRARY:
+            return ChangingPlanner(self.gamma)
+        return planner_of(policy, fixed_len=self.gamma, threshold=_THRESHOLD)
 
 
-class ChangingPlanner(FreePlanner):
-    """Another prefix length for each request and round, whatever the confidences, and so causal."""
-
-    def __init__(self, max_len: int) -> None:
-        self._num_lens = max_len + 1
-        self._num_rounds = 0
-
-    def num_to_draft(self, num_requests: int, num_cohorts: int = 1) -> int:
-        """All in one round, half of them in the next, none in the third."""
-        self._num_rounds += 1
-        return num_requests * (self._num_rounds % 3) // 2
-
-    def draft_len(self, history: DraftLength, gamma: int) -> int:
-        """Another one in every round."""
-        return 1 + self._num_rounds % gamma
-
-    def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
-        """By round and place in the batch."""
-        return [
-            min(len(confidence), (self._num_rounds + 3 * place) % self._num_lens)
-            for place, confidence in enumerate(confidences)
-        ]
-
-
-def tiny_checks(directory: Path, *, num_prompts: int, num_samples: int) -> Iterator[Check]:
-    """All checks over tiny models, each as it is done.
+def tiny_cases(pair: TinyPair, *, per_setting: int, num_sampled: int) -> Iterator[Case]:
+    """Every policy under every rule and setting, through the whole loop.
 
     Args:
-        directory: where the models are written.
-        num_prompts: prompts, or seeds, whose outputs are compared token by token.
-        num_samples: outputs of the sampling check.
-
-    With adjusted logits it is a third of both.
+        pair: what decodes and judges.
+        per_setting: outputs of each setting that are compared token by token.
+        num_sampled: sampled outputs of each setting whose tokens are placed in their distributions.
     """
-    engines = load_tiny_engines(directory)
-    try:
-        for adjustments, kind, share in ((None, "", 1), (_ADJUSTMENTS, "adjusted ", _ADJUSTED_SHARE)):
-            for temperature, name in ((0.0, "greedy"), (1.0, "coupled")):
-                requests = _requests(num_prompts // share, temperature, adjustments)
-                yield asyncio.run(_same_tokens(engines, requests, kind + name))
-            sampling = replace(sampling_of(_TEMPERATURE, 0), adjustments=adjustments)
-            name = f"tiny models: {kind}distribution by chi-square, rejection"
-            stock = StockModel(directory / "target", "float64")
-            yield asyncio.run(_same_distribution(name, engines, stock, sampling, num_samples // share))
-    finally:
-        engines.worker.shutdown()
+    settings = all_settings(_TOKENS)
+    for rule in (Acceptance.GREEDY, Acceptance.COUPLED):
+        requests = _requests(settings, rule, per_setting, _NUM_TOKENS)
+        plain = asyncio.run(decode(pair.engines, "off", requests))
+        for policy in (*POLICIES, ARBITRARY):
+            found = asyncio.run(decode(pair.engines, pair.planner(policy), requests))
+            yield same_text_case(policy, _LEVEL, requests, plain, found)
+    requests = _requests(settings, Acceptance.REJECTION, num_sampled, _NUM_SAMPLED)
+    for policy in (*POLICIES, ARBITRARY):
+        planner = pair.planner(policy)
+        if policy == "retrospective":
+            some = requests[::num_sampled]
+            yield asyncio.run(refusal_case(pair.engines, planner, policy, _LEVEL, some))
+            continue
+        outputs = asyncio.run(decode(pair.engines, planner, requests, wrap=TellingDrafter))
+        yield places_case(policy, _LEVEL, pair.stock, requests, outputs)
 
 
-async def _same_tokens(engines: Engines, requests: Sequence[GenerationRequest], name: str) -> Check:
-    plain = await _decode(engines, planner_of("off"), requests)
-    num_same = num_accepted = num_outputs = 0
-    for planner in _planners(engines):
-        for one, other in zip(plain, await _decode(engines, planner, requests), strict=True):
-            num_same += one[0] == other[0]
-            num_accepted += other[1]
-            num_outputs += 1
-    found = f"{num_same} of {num_outputs} outputs the same, {num_accepted} drafts accepted"
-    # Without accepted drafts nothing was tested.
-    is_met = num_same == num_outputs and num_accepted > 0
-    return Check(f"tiny models: {name} output without and with drafts", found, "all the same", is_met)
+def tiny_checks(pair: TinyPair, num_samples: int) -> Iterator[Check]:
+    """Sampled sequences against their exact distribution, and what must be caught, each as it is done.
+
+    Args:
+        pair: what decodes and judges.
+        num_samples: outputs of the sampling check; a third with adjusted logits.
+    """
+    everything = all_settings(_TOKENS)[-1].sampling
+    for sampling, kind, share in ((SamplingParams(), "", 1), (everything, "adjusted ", 3)):
+        name = f"tiny models: {kind}distribution by chi-square, rejection"
+        yield asyncio.run(_same_distribution(name, pair, sampling, num_samples // share))
+    yield from asyncio.run(_mutations(pair))
 
 
-async def _same_distribution(
-    name: str, engines: Engines, stock: StockModel, sampling: SamplingParams, num_samples: int
-) -> Check:
-    stop = StopParams(_NUM_SAMPLED)
-    requests = [
-        GenerationRequest(str(seed), _PROMPT, replace(sampling, seed=seed), stop)
-        for seed in range(num_samples)
-    ]
-    outputs = await _decode(engines, _planners(engines)[0], requests)
-    p_value = sequences_p_value(
-        (token_ids[:_NUM_COMPARED] for token_ids, _ in outputs), exact_distribution(stock, sampling)
+async def _mutations(pair: TinyPair) -> list[Check]:
+    requests = _sampled(SamplingParams(), _NUM_PEEKED, max_new_tokens=_NUM_COMPARED + pair.gamma)
+    peeking = await decode(pair.engines, PeekingPlanner(), requests, wrap=TellingDrafter)
+    misstated = await decode(
+        pair.engines, pair.planner("fixed"), requests[:_NUM_MISSTATED], wrap=MisstatingDrafter
     )
-    found = f"p {p_value:.2g}, {sum(accepted for _, accepted in outputs)} drafts accepted"
+    expected = exact_distribution(pair.stock, SamplingParams())
+    return [
+        _is_caught(what, sequences_p_value(_first_tokens(outputs), expected))
+        for what, outputs in (
+            ("a policy that peeks", peeking),
+            ("a drafter that misstates its distribution", misstated),
+        )
+    ]
+
+
+def _is_caught(what: str, p_value: float) -> Check:
+    name = f"tiny models: {what} (must be caught)"
+    return Check(name, f"p {p_value:.2g}", f"< {ERROR_RATE:.1g}", p_value < ERROR_RATE)
+
+
+def _first_tokens(outputs: Sequence[Generation]) -> Iterator[tuple[int, ...]]:
+    return (one.token_ids[:_NUM_COMPARED] for one in outputs)
+
+
+async def _same_distribution(name: str, pair: TinyPair, sampling: SamplingParams, num_samples: int) -> Check:
+    outputs = await decode(pair.engines, pair.planner("fixed"), _sampled(sampling, num_samples))
+    p_value = sequences_p_value(_first_tokens(outputs), exact_distribution(pair.stock, sampling))
+    found = f"p {p_value:.2g}, {num_accepted(outputs)} drafts accepted"
     return Check(name, found, f">= {ERROR_RATE:.1g}", p_value >= ERROR_RATE)
 
 
@@ -134,33 +164,20 @@ def exact_distribution(model: StockModel, sampling: SamplingParams) -> dict[tupl
     return distribution
 
 
-def _planners(engines: Engines) -> list[Planner]:
-    assert engines.drafter is not None
-    gamma = engines.drafter.info.gamma
-    shipped = [planner_of(name, threshold=_THRESHOLD) for name in ("barrier", "retrospective", "threshold")]
-    return [planner_of("fixed", fixed_len=gamma), ChangingPlanner(gamma), *shipped]
-
-
-def _requests(
-    count: int, temperature: float, adjustments: LogitAdjustments | None
+def _sampled(
+    sampling: SamplingParams, num_samples: int, max_new_tokens: int = _NUM_SAMPLED
 ) -> list[GenerationRequest]:
-    rng = np.random.default_rng(0)
-    prompts = [tuple(rng.integers(0, VOCAB_SIZE, rng.integers(2, 12)).tolist()) for _ in range(count)]
+    """The same prompt under so many seeds."""
+    stop = StopParams(max_new_tokens)
     return [
-        GenerationRequest(
-            str(number),
-            prompt,
-            replace(sampling_of(temperature, 1000 + number, is_coupled=True), adjustments=adjustments),
-            StopParams(_NUM_TOKENS),
-        )
-        for number, prompt in enumerate(prompts)
+        GenerationRequest(str(seed), _PROMPT, replace(sampling, seed=seed), stop)
+        for seed in range(num_samples)
     ]
 
 
-async def _decode(
-    engines: Engines, planner: Planner, requests: Sequence[GenerationRequest]
-) -> list[tuple[tuple[int, ...], int]]:
-    """Output tokens and number of accepted drafts of each request."""
-    async with LocalDecoder(engines, policy=planner) as decoder:
-        outputs = await decoder.generate(requests)
-    return [(one.token_ids, sum(delta.round.num_accepted for delta in one.rounds)) for one in outputs]
+def _requests(
+    settings: Sequence[Setting], rule: Acceptance, per_setting: int, max_new_tokens: int
+) -> list[GenerationRequest]:
+    rng = np.random.default_rng(0)
+    prompts = [tuple(rng.integers(0, VOCAB_SIZE, rng.integers(2, 12)).tolist()) for _ in range(_NUM_PROMPTS)]
+    return requests_of(settings, prompts, rule, per_setting=per_setting, max_new_tokens=max_new_tokens)

@@ -4,6 +4,7 @@ from dspark.decoding.types import FinishReason, RoundStats, TokenDelta
 from dspark.evaluation.acceptance import (
     accept_len,
     conditional_acceptance,
+    mean_accepted,
     mean_committed,
     mean_scheduled,
 )
@@ -46,10 +47,13 @@ def test_accept_len_counts_the_round_that_runs_over_the_limit_and_none_after_it(
     # The rounds begin at 1, 6 and 9.
     assert accept_len([output], 7) == pytest.approx(8 / 2)
     assert accept_len([output], 10) == pytest.approx(9 / 3)
+    assert mean_accepted([output], 7) == pytest.approx(6 / 2)
+    assert mean_accepted([output], 10) == pytest.approx(6 / 3)
 
 
 def test_outputs_that_ended_at_once_have_means_of_zero():
-    assert mean_committed([generation()]) == mean_scheduled([generation()]) == accept_len([], 5) == 0.0
+    assert mean_committed([generation()]) == mean_scheduled([generation()]) == 0.0
+    assert accept_len([], 5) == mean_accepted([], 5) == 0.0
 
 
 def test_acceptance_is_conditional_on_all_drafts_before():

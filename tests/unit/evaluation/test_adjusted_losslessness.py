@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -15,6 +15,7 @@ from dspark.decoding.logit_adjustments import LogitAdjustments
 from dspark.decoding.race import race_winners
 from dspark.decoding.types import Acceptance, SamplingParams
 from dspark.evaluation.lossless.enumeration import largest_gap, target_distribution
+from dspark.evaluation.lossless.mutations import ForgetfulTables
 from dspark.evaluation.lossless.policies import early_stop, fixed
 from dspark.evaluation.lossless.statistics import ERROR_RATE
 from dspark.evaluation.lossless.table_checks import EXACT, enumeration_gap, sampling_p_value
@@ -55,28 +56,10 @@ def test_the_adjustments_of_these_tests_change_the_distribution(adjustments):
     assert largest_gap(target_distribution(tables_with(adjustments), 4), plain) > 0.01
 
 
-class Forgetful(LogitAdjuster):
-    """Penalises every row of a block as if it were the first."""
-
-    def penalties(self, drafts):
-        first = super().penalties(())
-        repetition, subtracted = (
-            np.repeat(each, len(drafts) + 1, axis=0) for each in (first.repetition, first.subtracted)
-        )
-        return replace(first, repetition=repetition, subtracted=subtracted)
-
-
-class ForgetfulTables(Tables):
-    def adjuster(self, output):
-        assert self.sampling.adjustments is not None
-        return Forgetful(self.sampling.adjustments, (), output)
-
-
 def test_penalties_that_forget_the_drafts_of_the_block_are_caught():
     right = tables_with(ADJUSTMENTS["frequency"])
-    wrong = ForgetfulTables(**{each.name: getattr(right, each.name) for each in fields(right)})
     assert enumeration_gap(right, fixed(3), 3) < EXACT
-    assert enumeration_gap(wrong, fixed(3), 3) > 0.01
+    assert enumeration_gap(ForgetfulTables.of(right), fixed(3), 3) > 0.01
 
 
 def plain_choice(tables: Tables, output: tuple[int, ...]) -> int:

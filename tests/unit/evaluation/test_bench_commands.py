@@ -57,7 +57,8 @@ def test_the_tiny_half_of_lossless_runs_and_its_verdict_is_the_exit_code(tmp_pat
     assert main(["bench", "lossless", "--tiny-only", "--samples", "1000", "--json", str(path)]) == 0
     document = json.loads(path.read_text())
     caught = [check for check in document["checks"] if "must be caught" in check["name"]]
-    assert len(caught) == 3
+    assert len(caught) == 8
+    assert document["figures"]["cases"]["tiny: retrospective x rejection"] == "refused"
     assert all(check["is_met"] for check in document["checks"])
 
 

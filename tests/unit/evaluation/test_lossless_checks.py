@@ -8,24 +8,31 @@ from types import SimpleNamespace
 import pytest
 
 from dspark.decoding.types import Acceptance, SamplingParams
-from dspark.evaluation.lossless.enumeration import (
-    TOO_LENIENT,
-    WRONG_RESIDUAL,
-    output_distribution,
-    target_distribution,
-)
+from dspark.evaluation.lossless.enumeration import output_distribution, target_distribution
+from dspark.evaluation.lossless.mutations import TOO_LENIENT, WRONG_RESIDUAL
 from dspark.evaluation.lossless.policies import APPENDIX_A_CURVE, fixed, retrospective, shipped_policies
+from dspark.evaluation.lossless.real_pair import RealPair
 from dspark.evaluation.lossless.statistics import ERROR_RATE
 from dspark.evaluation.lossless.table_checks import EXACT, enumeration_gap, sampling_p_value
 from dspark.evaluation.lossless.tables import appendix_a_tables, random_tables
 from dspark.evaluation.threads import one_thread
+from dspark.rounds.policies import POLICIES
 
 TABLES = random_tables(3, SamplingParams(temperature=0.8), vocab_size=3, gamma=2)
+SHIPPED = {
+    f"{policy}: {name}": variant
+    for policy, variants in shipped_policies(2).items()
+    for name, variant in variants.items()
+}
 
 
-@pytest.mark.parametrize("name", shipped_policies(2))
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_policy_that_ships_gives_exactly_the_targets_distribution(name):
-    assert enumeration_gap(TABLES, shipped_policies(2)[name], 3) < EXACT
+    assert enumeration_gap(TABLES, SHIPPED[name], 3) < EXACT
+
+
+def test_every_policy_that_takes_sampled_requests_is_enumerated():
+    assert set(shipped_policies(2)) == set(POLICIES) - {"retrospective"}
 
 
 @pytest.mark.parametrize("rule", [WRONG_RESIDUAL, TOO_LENIENT], ids=["residual", "acceptance"])
@@ -48,17 +55,14 @@ def test_sampled_outputs_have_the_targets_distribution(acceptance):
 
 
 def test_a_text_that_differs_fails_only_where_the_engine_says_it_is_exact():
-    from dspark.evaluation.lossless.real_checks import _same_text
-
-    prompts = [SimpleNamespace(name="chat-0"), SimpleNamespace(name="code-0")]
-
-    def outputs(*texts):
-        return [SimpleNamespace(token_ids=text, rounds=()) for text in texts]
+    requests = [SimpleNamespace(request_id="chat-0"), SimpleNamespace(request_id="code-0")]
 
     def check(*, is_exact):
         info = SimpleNamespace(is_exact=is_exact, exact_reason="too small")
-        pair = SimpleNamespace(prompts=prompts, engines=SimpleNamespace(target=SimpleNamespace(info=info)))
-        return _same_text("text", pair, outputs((1,), (2, 3)), outputs((1,), (2, 4)))
+        engines = SimpleNamespace(target=SimpleNamespace(info=info))
+        pair = RealPair(engines, None, None, (), 8)
+        found = [SimpleNamespace(token_ids=text, rounds=()) for text in ((1,), (2, 4))]
+        return pair.same_text("text", requests, [(1,), (2, 3)], found)
 
     assert not check(is_exact=True).is_met
     assert "differs: code-0" in check(is_exact=True).found
