@@ -1,6 +1,5 @@
 """The commands as a user calls them, as far as they go without a real model."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -48,18 +47,6 @@ def test_a_temperature_must_be_a_number_of_at_least_zero(value, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["evaluate", "--temperature", value])
     assert "is not a number of at least 0" in capsys.readouterr().err
-
-
-# Most of a minute on a core of its own.
-@pytest.mark.timeout(240)
-def test_the_tiny_half_of_lossless_runs_and_its_verdict_is_the_exit_code(tmp_path, capsys):
-    path = tmp_path / "lossless.json"
-    assert main(["bench", "lossless", "--tiny-only", "--samples", "1000", "--json", str(path)]) == 0
-    document = json.loads(path.read_text())
-    caught = [check for check in document["checks"] if "must be caught" in check["name"]]
-    assert len(caught) == 8
-    assert document["figures"]["cases"]["tiny: retrospective x rejection"] == "refused"
-    assert all(check["is_met"] for check in document["checks"])
 
 
 def write_target(directory: Path) -> Path:
