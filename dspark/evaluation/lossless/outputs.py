@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from dspark.decoding.sampling import shaped_probs
-from dspark.decoding.types import Acceptance, GenerationRequest, StopParams
+from dspark.decoding.types import Acceptance, GenerationRequest, StepCost, StopParams
 from dspark.errors import InvalidRequestError
 from dspark.evaluation.generation import Engines, Generation, LocalDecoder
 from dspark.evaluation.lossless.definition import kept_by_definition, rows_by_definition
@@ -46,6 +46,10 @@ def requests_of(
         name = f"{acceptance.value}, {setting.name}, {number % per_setting}"
         found.append(GenerationRequest(name, prompts[number % len(prompts)], sampling, stop))
     return found
+
+
+# Seconds of a step by its rows: with such costs, policies that weigh them begin by drafting.
+CHEAP_ROWS = (StepCost(1, 0.01), StepCost(64, 0.011))
 
 
 async def decode(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from dspark.decoding.types import Acceptance, GenerationRequest
+from dspark.engine.target import TargetEngine
 from dspark.evaluation.generation import Generation
 from dspark.evaluation.lossless.matrix import Case
 from dspark.evaluation.lossless.outputs import (
+    CHEAP_ROWS,
     decode,
     places_case,
     refusal_case,
@@ -52,7 +56,8 @@ class RealSettings:
         plain = {rule: await self._pair.decode_alone(self._requests[rule], "off") for rule in pure}
         for policy in POLICIES:
             rules = pure if policy == "retrospective" else list(Acceptance)
-            found = await self._decode(policy, rules)
+            with _cheap_rows(self._pair.engines.target):
+                found = await self._decode(policy, rules)
             if policy == _RESCORED_POLICY:
                 self._to_score = found
             for rule in rules:
@@ -83,6 +88,17 @@ class RealSettings:
         requests = [request for rule in rules for request in self._requests[rule]]
         outputs = iter(await decode(self._pair.engines, policy, requests))
         return {rule: [next(outputs) for _ in self._requests[rule]] for rule in rules}
+
+
+@contextmanager
+def _cheap_rows(engine: TargetEngine) -> Iterator[None]:
+    """Have policies that weigh costs take rows for cheap, until their rounds teach them better."""
+    info = engine.info
+    engine.info = replace(info, step_cost=CHEAP_ROWS)
+    try:
+        yield
+    finally:
+        engine.info = info
 
 
 def _rescored(

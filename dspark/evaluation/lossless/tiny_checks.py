@@ -15,7 +15,6 @@ from dspark.decoding.types import (
     Acceptance,
     GenerationRequest,
     SamplingParams,
-    StepCost,
     StopParams,
 )
 from dspark.evaluation.generation import Engines, Generation
@@ -24,6 +23,7 @@ from dspark.evaluation.lossless.matrix import ARBITRARY, Case
 from dspark.evaluation.lossless.mutations import MisstatingDrafter, PeekingPlanner
 from dspark.evaluation.lossless.obstacles import ChangingPlanner, TellingDrafter
 from dspark.evaluation.lossless.outputs import (
+    CHEAP_ROWS,
     decode,
     num_accepted,
     places_case,
@@ -48,8 +48,6 @@ _NUM_PROMPTS = 16
 # Enough for a leak of some hundredths to show at the error rate, and for a wrong distribution.
 _NUM_PEEKED, _NUM_MISSTATED = 1600, 300
 _TOKENS = SettingTokens(biased=(1, 3), ending=(4,), stops=(2,), min_tokens=8, top_k=3)
-# Seconds of a step by its rows.
-_CHEAP_ROWS = (StepCost(1, 0.01), StepCost(64, 0.011))
 # Of a random drafter, whose confidences are spread around one half.
 _THRESHOLD = 0.4
 
@@ -66,7 +64,7 @@ class TinyPair:
         """Write the models below a directory and load them."""
         engines = load_tiny_engines(directory)
         # Policies that weigh costs shall begin by drafting.
-        engines.target.info = replace(engines.target.info, step_cost=_CHEAP_ROWS)
+        engines.target.info = replace(engines.target.info, step_cost=CHEAP_ROWS)
         return cls(engines, StockModel(directory / "target", "float64"))
 
     @property
