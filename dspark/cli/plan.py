@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -74,7 +75,11 @@ def service_specs(options: UpOptions, layout: Layout) -> list[ProcessSpec]:
 
 
 def _spec(name: str, options: UpOptions, layout: Layout, fixed: dict[str, str]) -> ProcessSpec:
-    values = {"SHUTDOWN_GRACE_S": _SHUTDOWN_GRACE_S, **options.settings.get(name, {}), **fixed}
+    values = {"SHUTDOWN_GRACE_S": _SHUTDOWN_GRACE_S}
+    if name == "scheduler":
+        # Both engines have the same cores here: two cohorts would only get into each other's way.
+        values["COHORTS"] = os.environ.get("SCHEDULER_COHORTS", "1")
+    values |= {**options.settings.get(name, {}), **fixed}
     if options.metrics_port and name in _METRICS_ORDER:
         values["METRICS_PORT"] = str(options.metrics_port + _METRICS_ORDER.index(name))
     module = "gateway" if name == "gateway" else f"services.{name}"

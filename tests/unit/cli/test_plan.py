@@ -97,3 +97,13 @@ def test_preparing_reads_its_result_from_the_last_line():
     match = spec.ready.search("prepared /cache/with space/x")
     assert match is not None
     assert match.group(1) == "/cache/with space/x"
+
+
+def test_engines_on_the_same_cores_have_one_cohort_unless_told_otherwise(monkeypatch):
+    monkeypatch.delenv("SCHEDULER_COHORTS", raising=False)
+    assert _env(WITH_DRAFTER)["SCHEDULER_COHORTS"] == "1"
+    told = UpOptions(drafter=WITH_DRAFTER.drafter, settings={"scheduler": {"COHORTS": "2"}})
+    assert _env(told)["SCHEDULER_COHORTS"] == "2"
+    monkeypatch.setenv("SCHEDULER_COHORTS", "auto")
+    assert _env(WITH_DRAFTER)["SCHEDULER_COHORTS"] == "auto"
+    assert _env(told)["SCHEDULER_COHORTS"] == "2"
