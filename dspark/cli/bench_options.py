@@ -85,6 +85,25 @@ def non_negative_float(text: str) -> float:
     return value
 
 
+def finite(text: str) -> float:
+    """An argument that must be a number, of either sign."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
+def positive_float(text: str) -> float:
+    """An argument that must be a number above 0."""
+    value = finite(text)
+    if value <= 0.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
 def read_models(args: argparse.Namespace) -> Models:
     """Set the threads, prepare the target, find the drafter.
 

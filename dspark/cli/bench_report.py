@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dspark import __version__
+from dspark.cli.exports import write_text
 from dspark.cli.machine import read_machine
-from dspark.errors import ConfigurationError
 from dspark.evaluation.verdict import Check, all_met
 
 _PACKAGES = ("torch", "transformers", "numpy", "grpcio", "protobuf", "safetensors", "tokenizers")
@@ -84,7 +84,7 @@ def finish(report: Report, path: Path | None) -> int:
         print(f"note: {note}")
     place = path or _default_path(report.name)
     if place is not None:
-        _write(report, place)
+        write_text("--json", place, json.dumps(report.document(), indent=2, ensure_ascii=False) + "\n")
         print(f"written to {place}")
     return 0 if report.is_met else 1
 
@@ -116,14 +116,6 @@ def _is_number(cell: str) -> bool:
 
 def _default_path(name: str) -> Path | None:
     return _RESULTS / f"{name}.json" if _RESULTS.is_dir() else None
-
-
-def _write(report: Report, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report.document(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--json {path} cannot be written: {error.strerror}") from error
 
 
 def _origin() -> dict[str, Any]:

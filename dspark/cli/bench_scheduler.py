@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.bench_options import add_report_option, positive
+from dspark.cli.bench_options import add_report_option, finite, positive, positive_float
 from dspark.cli.bench_report import Report, finish, print_table
 from dspark.errors import ConfigurationError
 from dspark.evaluation.simulation.trace import OUTPUT_LEN, PROMPT_LEN
@@ -207,25 +207,6 @@ def seed(text: str) -> int:
     if not text.isdecimal() or int(text) > _LARGEST_SEED:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {_LARGEST_SEED}")
     return int(text)
-
-
-def finite(text: str) -> float:
-    """An argument that must be a number, of either sign."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not abs(value) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
-    return value
-
-
-def positive_float(text: str) -> float:
-    """An argument that must be a number above 0."""
-    value = finite(text)
-    if value <= 0.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
 
 
 def share(text: str) -> float:

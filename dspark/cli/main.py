@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": "dspark.cli.chat",
     "doctor": "dspark.cli.doctor",
     "prepare": "dspark.cli.prepare",
+    "profile": "dspark.cli.profile",
     "train": "dspark.cli.train",
     "bench": "dspark.cli.bench",
     "evaluate": "dspark.cli.evaluate",

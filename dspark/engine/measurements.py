@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import tempfile
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,15 @@ from dspark.engine.kernels.build import cpu_flags, source_key
 
 
 class Measurements:
-    """Measurements of one target on this machine."""
+    """Measurements of one target on this machine.
+
+    Attributes:
+        key: of the weights, the hardware and the versions they are valid for.
+    """
 
     def __init__(self, path: Path, cache_dir: Path) -> None:
         self._folder = cache_dir / "measurements"
-        self._key = _key(path)
+        self.key = _key(path)
 
     def recall(self, name: str) -> Any | None:
         """What was recorded under this name, or None."""
@@ -42,8 +47,21 @@ class Measurements:
                 json.dump(value, stream)
             os.replace(scratch, file)
 
+    def made_at(self, name: str) -> datetime | None:
+        """When this name was recorded, or None."""
+        try:
+            return datetime.fromtimestamp(self._file(name).stat().st_mtime, UTC)
+        except OSError:
+            return None
+
+    def forget(self, pattern: str) -> None:
+        """Have everything measured again whose name fits, with `*` for any part of it."""
+        for file in self._folder.glob(f"{pattern}-{self.key}.json"):
+            with contextlib.suppress(OSError):
+                file.unlink()
+
     def _file(self, name: str) -> Path:
-        return self._folder / f"{name}-{self._key}.json"
+        return self._folder / f"{name}-{self.key}.json"
 
 
 def _key(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from dspark.evaluation.requests import make_requests
 from dspark.evaluation.tasks import TaskPrompt
 from dspark.rounds.interfaces import Drafter
 from dspark.scheduling.calibration import SequentialScaling
+from dspark.scheduling.formats.temperatures import Temperatures
 
 Floats = npt.NDArray[np.float32]
 # float32 confidences are no closer to 0 and 1 than this once they are logits again.
@@ -98,7 +99,7 @@ def raw_logits(confidence: Floats, in_use: SequentialScaling) -> Floats:
     return in_use.undo(np.clip(confidence.astype(np.float64), _SMALLEST, 1.0 - _SMALLEST)).astype(np.float32)
 
 
-def fit(blocks: DecodedBlocks, in_use: SequentialScaling) -> Fit:
+def fit(blocks: DecodedBlocks, in_use: SequentialScaling, *, has_offsets: bool = True) -> Fit:
     """Fit a scaling; the errors reported are on held-out blocks.
 
     Raises:
@@ -111,11 +112,33 @@ def fit(blocks: DecodedBlocks, in_use: SequentialScaling) -> Fit:
             "raise --limit or --tokens, or name more --prompts"
         )
     is_fitted_on = np.arange(num_blocks) % 2 == 0
-    trial = SequentialScaling.fit(blocks.logits[is_fitted_on], blocks.survived[is_fitted_on])
+    trial = SequentialScaling.fit(
+        blocks.logits[is_fitted_on], blocks.survived[is_fitted_on], has_offsets=has_offsets
+    )
     held_out = blocks.logits[~is_fitted_on], blocks.survived[~is_fitted_on]
     return Fit(
-        scaling=SequentialScaling.fit(blocks.logits, blocks.survived),
+        scaling=SequentialScaling.fit(blocks.logits, blocks.survived, has_offsets=has_offsets),
         before=in_use.survival_errors(*held_out),
         after=trial.survival_errors(*held_out),
         num_blocks=num_blocks,
+    )
+
+
+def fit_temperatures(blocks: DecodedBlocks, origin: str) -> Temperatures:
+    """Fit temperatures alone, for engines that know no offsets; errors against the head as it is.
+
+    Args:
+        blocks: of one kind of sampling.
+        origin: what they are, in words.
+
+    Raises:
+        ConfigurationError: too few blocks to say anything.
+    """
+    fitted = fit(blocks, SequentialScaling.identity(blocks.logits.shape[1]), has_offsets=False)
+    return replace(
+        Temperatures.of(fitted.scaling),
+        num_blocks=fitted.num_blocks,
+        before=tuple(fitted.before),
+        after=tuple(fitted.after),
+        origin=origin,
     )

@@ -62,12 +62,15 @@ class SequentialScaling:
         cls,
         logits: Floats,  # [N, G] of the confidence head
         survived: npt.NDArray[np.generic],  # [N, G], whether draft k and all before it were accepted
+        *,
+        has_offsets: bool = True,
     ) -> SequentialScaling:
         """Fit on held-out blocks, positions left to right, the earlier positions already fixed.
 
         Each temperature of a grid has one offset with which the mean of the *cumulative product* is what
         survived. The temperature is chosen whose calibration error of that product is smallest; of those that
-        are as good up to noise, the one closest to 1.
+        are as good up to noise, the one closest to 1. Without offsets it is the paper's own scaling, which
+        other engines apply.
         """
         assert logits.shape == survived.shape, (logits.shape, survived.shape)
         assert logits.ndim == 2, logits.shape
@@ -75,7 +78,7 @@ class SequentialScaling:
         temperatures, offsets = [], []
         for position in range(logits.shape[1]):
             column, outcomes = logits[:, position].astype(np.float64), survived[:, position]
-            temperature, offset = _fit_position(column, before, outcomes)
+            temperature, offset = _fit_position(column, before, outcomes, has_offset=has_offsets)
             temperatures.append(temperature)
             offsets.append(offset)
             before = before * sigmoid(column / temperature + offset)
@@ -107,12 +110,16 @@ def _fit_position(
     logits: npt.NDArray[np.float64],  # [N]
     before: npt.NDArray[np.float64],  # [N] survival up to the position before
     survived: npt.NDArray[np.generic],  # [N]
+    *,
+    has_offset: bool,
 ) -> tuple[float, float]:
     """Temperature and offset of one position."""
     noise = _NOISE / np.sqrt(max(len(logits), 1))
     found = []
     for temperature in _GRID.tolist():
-        offset = _offset_of_mean(logits / temperature, before, float(survived.mean()))
+        offset = 0.0
+        if has_offset:
+            offset = _offset_of_mean(logits / temperature, before, float(survived.mean()))
         predicted = before * sigmoid(logits / temperature + offset)
         found.append((expected_calibration_error(predicted, survived), temperature, offset))
     least = min(error for error, _, _ in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,20 @@ def test_measurements_belong_to_their_weights(tiny_llama: Path, tmp_path: Path) 
     Measurements(tiny_llama, tmp_path).record("dtype", {"bfloat16": 1.0})
     assert Measurements(tiny_llama, tmp_path).recall("dtype") == {"bfloat16": 1.0}
     assert Measurements(other, tmp_path).recall("dtype") is None
+
+
+def test_a_measurement_is_dated_and_can_be_forgotten(tiny_llama: Path, tmp_path: Path) -> None:
+    measurements = Measurements(tiny_llama, tmp_path)
+    assert measurements.made_at("step-cost-float32") is None
+    before = datetime.now(UTC)
+    for name in ("step-cost-float32", "step-cost-bfloat16", "dtype"):
+        measurements.record(name, 1)
+    made_at = measurements.made_at("step-cost-float32")
+    assert made_at is not None
+    assert abs(made_at - before) < timedelta(seconds=60)
+    measurements.forget("step-cost-*")
+    assert measurements.made_at("step-cost-bfloat16") is None
+    assert measurements.recall("dtype") == 1
 
 
 def test_a_broken_record_is_measured_again(tiny_llama: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from dspark.decoding.types import DraftBlock, DrafterInfo, FinishReason, RoundStats, TokenDelta
 from dspark.errors import ConfigurationError
 from dspark.evaluation.block_log import BlockLog
-from dspark.evaluation.calibration_fit import DecodedBlocks, fit, raw_logits
+from dspark.evaluation.calibration_fit import DecodedBlocks, fit, fit_temperatures, raw_logits
 from dspark.evaluation.generation import Generation
 from dspark.scheduling.calibration import SequentialScaling
 
@@ -89,3 +89,10 @@ def test_a_fit_finds_the_temperature_and_lowers_the_error_on_held_out_blocks():
 def test_too_few_blocks_are_refused_with_the_mend():
     with pytest.raises(ConfigurationError, match=r"only 10 whole blocks.*raise --limit"):
         fit(overconfident_blocks(10), SequentialScaling.identity(GAMMA))
+
+
+def test_temperatures_alone_have_no_offsets_beside_them_and_lower_the_error_of_the_head():
+    fitted = fit_temperatures(overconfident_blocks(6000), "these blocks")
+    assert fitted.values[0] == pytest.approx(2.5, rel=0.25)
+    assert (fitted.num_blocks, fitted.origin) == (6000, "these blocks")
+    assert all(after < before for before, after in zip(fitted.before, fitted.after, strict=True))

@@ -34,6 +34,13 @@ def test_it_finds_temperatures_and_offsets_and_halves_the_error_on_held_out_bloc
     assert before[0] > 0.05 > 2 * after[0]
 
 
+def test_without_offsets_it_finds_the_temperatures_of_a_head_that_needs_no_more():
+    logits, survived = blocks(40_000, seed=5)
+    fitted = SequentialScaling.fit(logits + TRUE_OFFSETS * TRUE_TEMPERATURES, survived, has_offsets=False)
+    assert fitted.offsets == (0.0,) * 4
+    assert np.allclose(fitted.temperatures, TRUE_TEMPERATURES, rtol=0.2)
+
+
 def test_a_calibrated_head_is_left_alone_up_to_noise():
     logits, survived = blocks(40_000, seed=3)
     fitted = SequentialScaling.fit(logits / TRUE_TEMPERATURES + TRUE_OFFSETS, survived)

@@ -1,0 +1,75 @@
+"""What is drawn: well-formed, to scale, and nothing from elsewhere."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from dspark.evaluation.chart import Panel, Series, bar, svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(*panels):
+    return ElementTree.fromstring(svg(panels))
+
+
+def texts(root):
+    return [element.text for element in root.iter(f"{SVG}text")]
+
+
+def circles(root):
+    return [(float(one.get("cx")), float(one.get("cy"))) for one in root.iter(f"{SVG}circle")]
+
+
+def test_points_lie_where_their_values_say():
+    root = drawn(Panel("t", "x", "y", [Series("a", [(0, 0), (5, 50), (10, 100)])]))
+    (x0, y0), (x1, y1), (x2, y2) = circles(root)
+    assert x1 - x0 == pytest.approx(x2 - x1)
+    assert y0 - y1 == pytest.approx(y1 - y2)
+    assert x2 > x0
+    assert y2 < y0, "up is more"
+
+
+def test_a_logarithmic_axis_gives_every_doubling_the_same_width_and_ticks_at_powers_of_two():
+    root = drawn(Panel("t", "x", "y", [Series("a", [(1, 1), (2, 1), (4, 1), (256, 1)])], is_x_log=True))
+    xs = [x for x, _ in circles(root)]
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2)
+    assert xs[3] - xs[0] == pytest.approx(8 * (xs[1] - xs[0]), abs=0.5)
+    assert [text for text in texts(root) if text.isdigit()][-9:] == [str(2**power) for power in range(9)]
+
+
+@pytest.mark.parametrize("high", [0.0, 0.0007, 1.0, 9.9, 10.0, 100.1, 596.27, 1e6])
+def test_ticks_are_few_and_reach_beyond_the_highest_value(high):
+    root = drawn(Panel("t", "x", "y", [Series("a", [(1, high)])], is_x_log=True))
+    ticks = [float(one.text) for one in root.iter(f"{SVG}text") if one.get("text-anchor") == "end"]
+    assert 2 <= len(ticks) <= 11
+    assert ticks[0] == 0.0
+    assert ticks[-1] >= high
+    assert circles(root)[0][1] >= 50, "inside the axes"
+
+
+def test_several_series_are_named_and_one_is_not():
+    two = [Series("curve", [(1, 1)]), Series("measured", [(1, 2)], has_line=False)]
+    root = drawn(Panel("t", "x", "y", two))
+    assert {"curve", "measured"} <= set(texts(root))
+    assert len(list(root.iter(f"{SVG}polyline"))) == 1
+    assert "curve" not in texts(drawn(Panel("t", "x", "y", two[:1])))
+
+
+def test_panels_stand_below_each_other_and_words_are_escaped():
+    root = drawn(
+        Panel("a & <b>", "x", "y", [Series("s", [(1, 1)])]), Panel("c", "x", "y", [Series("<", [(1, 1)])])
+    )
+    assert [group.get("transform") for group in root.iter(f"{SVG}g")] == [
+        "translate(0 0)",
+        "translate(0 320)",
+    ]
+    assert {"a & <b>", "c"} <= set(texts(root))
+    assert "href" not in svg([Panel("t", "x", "y", [Series("s", [(1, 1)])])]), "it needs no other file"
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn_as"), [(0.0, ""), (0.5, "████"), (1.0, "████████"), (7 / 64, "▉"), (2.0, "████████")]
+)
+def test_a_bar_is_as_long_as_its_share(share, drawn_as):
+    assert bar(share, 8) == drawn_as
