@@ -109,7 +109,7 @@ class VocabularyLoss(torch.autograd.Function):
         markov_w2: Tensor,  # [Vd, rank]
         lm_head: Tensor,  # [Vd, H] bfloat16 or float32, frozen; its dtype is that of all products
         teacher: Teacher,
-        weights: Tensor,  # [N], summing to one
+        weights: Tensor,  # [N]
         loss: LossWeights,
         fused: FusedLoss | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
