@@ -98,10 +98,14 @@ class BlockSampler:
 
     def batch(self, number: int) -> BlockBatch:
         """Batch `number`, counted from 0 through all epochs."""
+        return self._assemble(self.members(number), np.random.PCG64([self._seed, 1, number]))
+
+    def members(self, number: int) -> npt.NDArray[np.int64]:
+        """The samples of batch `number`, as rows of the cache's index, in the order of the batch."""
         epoch, place = divmod(number, len(self))
         if self._epoch[0] != epoch:
             self._epoch = (epoch, self._shuffled(epoch))
-        return self._assemble(self._epoch[1][place], np.random.PCG64([self._seed, 1, number]))
+        return self._epoch[1][place]
 
     def _shuffled(self, epoch: int) -> list[npt.NDArray[np.int64]]:
         """Members of every batch of one epoch, in random order, each of similar lengths."""

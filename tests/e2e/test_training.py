@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,6 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import write_target
+from transformers import AutoTokenizer
+
+from dspark.training.responses import chat_prompt_ids
+from gateway.text.chat_template import ChatTemplate
+from gateway.text.tokenizer import TextTokenizer
 
 # Several processes load torch, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(600)
@@ -87,6 +93,14 @@ def test_generation_that_was_killed_goes_on_by_id(features: Path) -> None:
     rows = [json.loads(line) for line in lines]
     assert sorted(row["id"] for row in rows) == sorted(f"asked-{number}" for number in range(NUM_PROMPTS))
     assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
+
+
+def test_prompts_are_trained_on_as_the_gateway_renders_them(target: Path) -> None:
+    text = "Why?\n\n  <b>é</b> {{ no }}"
+    rendered = ChatTemplate.load(target).render([{"role": "user", "content": text}])
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    served = asyncio.run(TextTokenizer.load(target).encode(rendered, add_special_tokens=False))
+    assert tuple(chat_prompt_ids(tokenizer, text)) == served
 
 
 def test_training_that_was_killed_ends_in_the_bits_of_a_run_that_was_not(
