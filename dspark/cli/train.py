@@ -29,7 +29,8 @@ def add_parser(subparsers: Any) -> None:
         description=(
             "Generates the target's own responses, caches its hidden states on disk, trains a drafter on "
             "them and writes a DeepSpec checkpoint with its calibration and a card. Every stage resumes: run "
-            "the same command again after an interruption. Runs under jemalloc where that is installed "
+            "the same command again after an interruption. Several processes share the training under "
+            "`torchrun -m dspark.cli.main train ...`. Runs under jemalloc where that is installed "
             "(Debian: libjemalloc2), which is faster; an LD_PRELOAD with another allocator is left as it is."
         ),
     )
@@ -87,6 +88,13 @@ def _add_recipe_options(group: Any) -> None:
         type=float,
         help="learning rate of the matrices (2e-3; published: 6e-4); with Muon the rest: 3/4",
     )
+    group.add_argument(
+        "--growing-share",
+        type=float,
+        default=0.0,
+        help="share of the run in which blocks grow: one slot at every position first, then 2 to gamma "
+        "(default: 0, gamma from the start)",
+    )
 
 
 def _add_run_options(group: Any) -> None:
@@ -122,6 +130,8 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     loss = replace(recipe.loss, **{name: value for name, value in weights.items() if value is not None})
     if args.decay is not None and args.decay <= 0:
         raise ConfigurationError(f"--decay {args.decay:g} must be above 0")
+    if not 0 <= args.growing_share <= 1:
+        raise ConfigurationError(f"--growing-share {args.growing_share:g} must lie between 0 and 1")
     return replace(
         recipe,
         loss=loss,
@@ -130,6 +140,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         optimiser=OptimiserKind(args.optimiser or recipe.optimiser),
         schedule=Schedule(args.schedule or recipe.schedule),
         learning_rate=args.lr or recipe.learning_rate,
+        growing_share=args.growing_share,
     )
 
 

@@ -30,6 +30,8 @@ class AnchorRule(StrEnum):
 class BlockBatch:
     """R blocks of G slots, drawn from S samples that lie one after another, unpadded.
 
+    G is gamma or, while blocks grow, less.
+
     Attributes:
         features: [T, L*H] bfloat16, T tokens of all samples.
         token_starts: S+1 offsets of the samples in `features`.
@@ -96,9 +98,16 @@ class BlockSampler:
             "data": f"{zlib.crc32(self._cache.index[self._samples].tobytes()):08x}",
         }
 
-    def batch(self, number: int) -> BlockBatch:
-        """Batch `number`, counted from 0 through all epochs."""
-        return self._assemble(self.members(number), np.random.PCG64([self._seed, 1, number]))
+    def batch(self, number: int, block_len: int | None = None) -> BlockBatch:
+        """Batch `number`, counted from 0 through all epochs.
+
+        Args:
+            number: of the batch.
+            block_len: slots of a block; None: gamma. Shorter blocks are as many more, and blocks of one slot
+                begin at every position: the drafter is an ordinary causal model then.
+        """
+        bits = np.random.PCG64([self._seed, 1, number])
+        return self._assemble(self.members(number), np.random.Generator(bits), block_len or self._gamma)
 
     def members(self, number: int) -> npt.NDArray[np.int64]:
         """The samples of batch `number`, as rows of the cache's index, in the order of the batch."""
@@ -116,19 +125,25 @@ class BlockSampler:
         rng.shuffle(batches)
         return batches
 
-    def _anchors(self, rng: np.random.Generator, length: int, prompt_len: int) -> npt.NDArray[np.int64]:
+    def _anchors(
+        self, rng: np.random.Generator, length: int, prompt_len: int, block_len: int
+    ) -> npt.NDArray[np.int64]:
         first = prompt_len - (self._rule is AnchorRule.SERVING)
-        count = min(self._anchors_per_sample, length - 1 - first)
+        count = length - 1 - first
+        if block_len > 1 or self._gamma == 1:
+            count = min(self._anchors_per_sample * self._gamma // block_len, count)
         return np.sort(rng.choice(np.arange(first, length - 1), count, replace=False))
 
-    def _assemble(self, members: npt.NDArray[np.int64], bits: np.random.PCG64) -> BlockBatch:
-        rows, rng, gamma = self._cache.index[members], np.random.Generator(bits), self._gamma
-        anchors = [self._anchors(rng, int(length), int(prompt)) for _, length, prompt in rows]
+    def _assemble(
+        self, members: npt.NDArray[np.int64], rng: np.random.Generator, block_len: int
+    ) -> BlockBatch:
+        rows = self._cache.index[members]
+        anchors = [self._anchors(rng, int(length), int(prompt), block_len) for _, length, prompt in rows]
         counts = [len(one) for one in anchors]
         # [R, 1] first token and length of the sample of each block
         offset, length = (np.repeat(rows[:, column], counts)[:, None] for column in (0, 1))
         # [R, G+1]: positions of the anchor and of the labels
-        positions = np.concatenate(anchors)[:, None] + np.arange(gamma + 1)
+        positions = np.concatenate(anchors)[:, None] + np.arange(block_len + 1)
         is_valid = torch.from_numpy(positions[:, 1:] < length)
         absolute = np.minimum(positions, length - 1) + offset
         tokens = torch.from_numpy(self._cache.tokens(absolute).astype(np.int64))

@@ -80,11 +80,12 @@ def run_blocks(
 
 def _block_states(drafter: DSparkDrafter, batch: BlockBatch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Hidden states of all slots and the Markov embeddings of the true tokens before them, [N, ...] each."""
-    gamma, backbone = drafter.config.gamma, drafter.backbone
+    # while blocks grow they are shorter than the drafter's
+    gamma, backbone = batch.is_valid.shape[-1], drafter.backbone
     starts = batch.token_starts
     positions = torch.cat([torch.arange(stop - start) for start, stop in itertools.pairwise(starts)])
     contexts = backbone.context_keys_values(backbone.fuse(batch.features.to(dtype)), positions)
-    embeddings = drafter.block_embeddings(batch.tokens[:, 0])
+    embeddings = drafter.block_embeddings(batch.tokens[:, 0])[:, :gamma]
     slots = (batch.anchors[:, None] + torch.arange(gamma)).flatten()
     attend = BlockAttention(contexts, starts, batch.block_starts, batch.anchors, gamma, dtype)
     hidden = backbone(embeddings.flatten(0, 1), slots, attend)

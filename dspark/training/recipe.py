@@ -43,6 +43,7 @@ class Recipe:
     Attributes:
         position_decay: decay of the position weights, in slots.
         learning_rate: of the weight matrices; with Muon the rest has three quarters of it.
+        growing_share: of the run in which blocks grow from one slot to gamma.
     """
 
     loss: LossWeights
@@ -51,6 +52,7 @@ class Recipe:
     optimiser: OptimiserKind
     schedule: Schedule
     learning_rate: float
+    growing_share: float = 0.0
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -94,6 +96,14 @@ def rate_share(schedule: Schedule, *, step: int, total_steps: int | None, progre
     if step < warm_up:
         return (step + 1) / warm_up
     return _half_cosine((step - warm_up) / (total_steps - warm_up))
+
+
+def block_len_at(progress: float, *, growing_share: float, gamma: int) -> int:
+    """Slots of a block: one for half of the growing share, then 2 to gamma for equally long each."""
+    if progress >= growing_share or gamma == 1:
+        return gamma
+    grown = 2 * progress / growing_share - 1
+    return 1 if grown < 0 else 2 + int(grown * (gamma - 1))
 
 
 def _half_cosine(share: float) -> float:

@@ -19,7 +19,7 @@ from dspark.training.blocks import BlockBatch, BlockSampler
 from dspark.training.fused_loss import FusedLoss, load_fused_loss
 from dspark.training.metrics import MetricsLog
 from dspark.training.objective import BlockScores, mean_committed, position_weights, run_blocks
-from dspark.training.recipe import Recipe, make_optimisers, rate_share
+from dspark.training.recipe import Recipe, block_len_at, make_optimisers, rate_share
 from dspark.training.reporting import Reporter, Standing
 from dspark.training.state import load_state, save_state
 from dspark.training.world import World
@@ -211,7 +211,12 @@ class Trainer:
         """Leave the gradient of the step in the parameters; return loss and blocks of this process."""
         world, count = self._world, self._config.micro_batches
         numbers = range(self._step * count + world.rank, (self._step + 1) * count, world.size)
-        batches = [self._sampler.batch(number) for number in numbers]
+        block_len = block_len_at(
+            self._share_done(),
+            growing_share=self._config.recipe.growing_share,
+            gamma=self._drafter.config.gamma,
+        )
+        batches = [self._sampler.batch(number, block_len) for number in numbers]
         decay = self._config.recipe.position_decay
         own_weight = sum(float(position_weights(batch.is_valid, decay).sum()) for batch in batches)
         (total_weight,) = world.sums([own_weight])

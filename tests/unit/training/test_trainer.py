@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_runs import CONFIG, RECIPE, make_drafter, make_trainer, weights, write_features
 
 from dspark.errors import ConfigurationError
 from dspark.training.losses import LossWeights
-from dspark.training.recipe import RECIPES, OptimiserKind, Schedule, make_optimisers, rate_share
+from dspark.training.recipe import RECIPES, OptimiserKind, Schedule, block_len_at, make_optimisers, rate_share
+from dspark.training.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -114,6 +117,48 @@ def test_two_micro_batches_learn_what_one_batch_of_both_would(features: Path, tm
         alone = torch.cat([one.grad.flatten() for one in trainer._drafter.parameters()])
         expected += alone * mass / sum(masses)
     assert (both - expected).norm() < 1e-5 * expected.norm()
+
+
+def per_anchor(trainer: Trainer, number: int, block_len: int) -> dict[tuple[int, int], torch.Tensor]:
+    """Overlap and confidence of the first slot by sample and anchor."""
+    batch = trainer._sampler.batch(number, block_len)
+    with torch.no_grad():
+        _, scores = trainer._objective(batch, None)
+    found = {}
+    for sample, (first, last) in enumerate(itertools.pairwise(batch.block_starts)):
+        for block in range(first, last):
+            parts = (scores.overlap[block, 0], scores.confidence_logits[block, 0])
+            found[sample, int(batch.anchors[block])] = torch.stack(parts)
+    return found
+
+
+def test_the_dense_pass_scores_every_position_as_a_block_of_one_slot_alone(
+    features: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer(features, tmp_path)
+    dense = per_anchor(trainer, 0, 1)
+    index = trainer._sampler._cache.index[trainer._sampler.members(0)]
+    assert len(dense) == sum(length - prompt for _, length, prompt in index)
+    single = make_trainer(features, tmp_path, gamma=1)
+    sparse = per_anchor(single, 0, 1)
+    assert 0 < len(sparse) < len(dense)
+    for place, scores in sparse.items():
+        assert torch.allclose(scores, dense[place], atol=1e-5), place
+    # and what is compared depends on the position
+    assert torch.stack(list(dense.values())).std(0).min() > 1e-3
+
+
+def test_shorter_blocks_are_as_many_more(features: Path, tmp_path: Path) -> None:
+    sampler = make_trainer(features, tmp_path)._sampler
+    assert [sampler.batch(0, length).is_valid.shape[1] for length in (1, 2, 3)] == [1, 2, 3]
+    per_sample = [max(np.diff(sampler.batch(0, length).block_starts)) for length in (2, 3)]
+    assert per_sample == [5 * 3 // 2, 5]
+
+
+def test_blocks_grow_over_their_share_of_the_run() -> None:
+    lengths = [block_len_at(progress / 20, growing_share=0.5, gamma=4) for progress in range(12)]
+    assert lengths == [1, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 4]
+    assert block_len_at(0.0, growing_share=0.0, gamma=4) == 4
 
 
 def test_a_run_starts_with_the_held_out_figures_of_the_drafter_it_is_given(

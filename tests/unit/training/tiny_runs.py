@@ -22,13 +22,13 @@ CONFIG = replace(TINY, num_hidden_layers=1, gamma=3, draft_vocab_size=0, head_di
 RECIPE: Recipe = RECIPES["dspark"]
 
 
-def make_drafter(seed: int = 0) -> DSparkDrafter:
+def make_drafter(seed: int = 0, gamma: int = CONFIG.gamma) -> DSparkDrafter:
     """A drafter of the one target; the seed is that of its own weights."""
     generator = torch.Generator().manual_seed(0)
     shape = (CONFIG.vocab_size, CONFIG.hidden_size)
     target = {name: torch.randn(shape, generator=generator) * 0.3 for name in ("embed", "head")}
     torch.manual_seed(seed)  # the bias of the confidence head
-    drafter = build_drafter(CONFIG, target, None)
+    drafter = build_drafter(replace(CONFIG, gamma=gamma), target, None)
     drafter.initialise(torch.Generator().manual_seed(seed), torch.ones(CONFIG.hidden_size))
     return set_training_dtype(drafter, torch.float32)
 
@@ -68,8 +68,9 @@ def make_trainer(
     micro_batches: int = 1,
     checkpoint_steps: int | None = None,
     drafter: DSparkDrafter | None = None,
+    gamma: int = CONFIG.gamma,
 ) -> Trainer:
-    drafter = drafter or make_drafter()
+    drafter = drafter or make_drafter(gamma=gamma)
     work.mkdir(exist_ok=True)
     split = split_cache(
         FeatureCache([features]),
