@@ -201,7 +201,8 @@ def write_invented_features(
     generator = torch.Generator().manual_seed(seed)
     last = torch.randn(count, hidden_size, generator=generator).bfloat16()
     features = torch.randn(count, len(layer_ids) * hidden_size, generator=generator).bfloat16()
-    norms = [(rows.float() @ head.t()).logsumexp(-1) for rows in last.split(64)]
+    chunks = (last[start : start + 64] for start in range(0, count, 64))
+    norms = [(rows.float() @ head.t()).logsumexp(-1) for rows in chunks]
     rng.integers(0, vocab_size, count).astype(np.int32).tofile(directory / "tokens.bin")
     for name, part in (("features.bin", features), ("last.bin", last)):
         part.view(torch.int16).numpy().tofile(directory / name)
