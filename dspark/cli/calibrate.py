@@ -18,7 +18,6 @@ from dspark.cli.bench_options import (
     read_prompts,
 )
 from dspark.cli.bench_report import print_table, progress
-from dspark.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dspark.evaluation.calibration_fit import Fit
@@ -53,14 +52,11 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decode, fit, print, write."""
     from dspark.models.calibration import Calibration
-    from dspark.models.config import read_config
+    from dspark.models.config_file import read_config
 
     models = read_models(args)
     drafter = need_drafter(models)
-    config = read_config(drafter)
-    if not config.has_confidence_head:
-        raise ConfigurationError(f"{drafter} has no confidence head, so there is nothing to calibrate")
-    gamma = config.gamma
+    gamma = read_config(drafter).gamma
     fits = asyncio.run(_fit_both(args, models, Calibration.read(drafter, gamma)))
     for name, fitted in fits.items():
         rows = [

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from dspark.errors import ModelMismatchError
 from dspark.models.calibration import Calibration
 from dspark.models.checkpoint import build_drafter, load_drafter, save_drafter
-from dspark.models.config import DrafterConfig, read_config, write_config
+from dspark.models.config import DrafterConfig
+from dspark.models.config_file import read_config, write_config
 from dspark.models.drafter import DSparkDrafter
 from dspark.scheduling.calibration import SequentialScaling
 
