@@ -17,8 +17,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from dspark.models.target import quiet_transformers
+
 GAMMA, TAPS, MASK, VOCAB = 4, [0, 2], 5, 40
-_HIDDEN, _INNER, _NUM_LAYERS, _HEADS = 48, 56, 4, 4
+# multiples of 32, which our kernels need
+_HIDDEN, _INNER, _NUM_LAYERS, _HEADS = 64, 64, 4, 4
 _STD = 0.25
 
 
@@ -65,8 +68,10 @@ def gemma4_target(directory: Path) -> PreTrainedModel:
 
 
 def _saved(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
-    model.to(torch.bfloat16).save_pretrained(directory)
-    return model.eval()
+    with quiet_transformers():
+        model.to(torch.bfloat16).save_pretrained(directory)
+        # read again: the cast above also rounded the frequencies of its rotary embedding
+        return type(model).from_pretrained(directory, dtype=torch.float32).eval()
 
 
 def heads_of(kind: str, *, with_markov: bool = True) -> dict[str, Any]:
@@ -74,7 +79,7 @@ def heads_of(kind: str, *, with_markov: bool = True) -> dict[str, Any]:
     if kind == "none":
         return {"markov_rank": 0, "enable_confidence_head": False}
     return {
-        "markov_rank": 8,
+        "markov_rank": 32,
         "markov_head_type": kind,
         "enable_confidence_head": True,
         "confidence_head_with_markov": with_markov,

@@ -54,7 +54,9 @@ class PlainDrafter:
         has_head = self.config.get("enable_confidence_head", False)
         return PlainBlock(torch.stack(logits), torch.stack(confidences) if has_head else None)
 
-    def markov(self, hidden: Tensor, token: int, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def markov(
+        self, hidden: Tensor, token: int, state: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Bias, embedding of the token before, and the next state of an RNN."""
         rank = self.config["markov_rank"]
         if rank == 0:
@@ -86,9 +88,7 @@ class PlainDrafter:
     def hidden(self, features: Tensor, anchor: int) -> Tensor:
         """Hidden states of the slots after the last norm, [G, d]."""
         weights, gamma, length = self.weights, self.config["block_size"], len(features)
-        context = [
-            self.norm(weights["fc.weight"] @ row, weights["hidden_norm.weight"]) for row in features
-        ]
+        context = [self.norm(weights["fc.weight"] @ row, weights["hidden_norm.weight"]) for row in features]
         tokens = [anchor] + [self.config["mask_token_id"]] * (gamma - 1)
         states = [weights["embed_tokens.weight"][one] * self.embedding_scale for one in tokens]
         for layer in range(self.config["num_hidden_layers"]):
@@ -110,7 +110,8 @@ class PlainDrafter:
             else:
                 state = state + added
                 out.append(
-                    state + self.mlp(name, self.norm(state, weights[name + "post_attention_layernorm.weight"]))
+                    state
+                    + self.mlp(name, self.norm(state, weights[name + "post_attention_layernorm.weight"]))
                 )
         return out
 
@@ -173,7 +174,9 @@ class PlainDrafter:
             turning = int(rope["partial_rotary_factor"] * half)
         out = heads.clone()
         for i in range(turning):
-            angle = torch.tensor(position * rope["rope_theta"] ** (-2 * i / self.head_dim), dtype=torch.float64)
+            angle = torch.tensor(
+                position * rope["rope_theta"] ** (-2 * i / self.head_dim), dtype=torch.float64
+            )
             a, b = heads[:, i], heads[:, i + half]
             out[:, i] = a * angle.cos() - b * angle.sin()
             out[:, i + half] = b * angle.cos() + a * angle.sin()

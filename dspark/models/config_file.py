@@ -145,7 +145,7 @@ def _gemma4_keys(config: DrafterConfig) -> Raw:
     return {
         "model_type": "gemma4_text",
         "num_key_value_heads": config.num_key_value_heads,
-        "num_global_key_value_heads": config.num_key_value_heads,
+        "num_global_key_value_heads": config.num_key_value_heads if config.attention_k_eq_v else None,
         "head_dim": config.head_dim,
         "global_head_dim": config.head_dim,
         "hidden_activation": "gelu_pytorch_tanh",

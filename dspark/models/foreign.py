@@ -47,6 +47,5 @@ def refuse_foreign(raw: dict[str, Any]) -> None:
     architectures = raw.get("architectures") or []
     if not architectures or architectures[0] not in (QWEN3, GEMMA4):
         raise ModelMismatchError(
-            f"architectures {architectures} begins with neither {QWEN3} nor {GEMMA4}; "
-            "pass a DSpark drafter"
+            f"architectures {architectures} begins with neither {QWEN3} nor {GEMMA4}; pass a DSpark drafter"
         )

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, FeatureBatch, SamplingParams
 from dspark.engine.draft import DraftEngine
+from dspark.engine.pages import PagePool
 from dspark.engine.taps import feature_words
+from dspark.models.checkpoint import load_drafter
 from tests.deepspec_files import (
     GAMMA,
     TAPS,
@@ -31,7 +33,7 @@ from tests.plain_drafter import PlainDrafter
 GREEDY = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
 SAMPLED = SamplingParams(temperature=1.0, seed=3, acceptance=Acceptance.REJECTION)
 # prompt, then what each round commits
-LENGTHS = (9, 1, 3, 5)
+LENGTHS = (7, 1, 4)
 # of log-probabilities and of confidence logits
 BOUNDS = {torch.float32: 2e-4, torch.bfloat16: 0.15}
 
@@ -50,15 +52,27 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
 def texts_of(model: Any, dtype: torch.dtype) -> Texts:
     """Three texts and the outputs of the tapped layers over them."""
     generator = torch.Generator().manual_seed(1)
-    model.to(dtype)
     texts = {}
     for name in "abc":
         tokens = torch.randint(0, VOCAB, (sum(LENGTHS) + 1,), generator=generator)
         with torch.inference_mode():
             states = model(tokens[None], output_hidden_states=True).hidden_states
         # entry 0 holds the embeddings
-        texts[name] = (tokens.tolist(), torch.cat([states[layer + 1][0] for layer in TAPS], dim=-1))
+        texts[name] = (tokens.tolist(), torch.cat([states[layer + 1][0] for layer in TAPS], dim=-1).to(dtype))
     return texts
+
+
+def make_engine(path: Path, target: Path, dtype: torch.dtype) -> DraftEngine:
+    drafter = load_drafter(path, target, dtype=dtype)
+    config = drafter.config
+    pool = PagePool(
+        num_pages=16,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+    )
+    return DraftEngine(drafter, pool)
 
 
 def rounds(engine: DraftEngine, texts: Texts) -> list[tuple[str, int, DraftBlock]]:
@@ -126,7 +140,7 @@ def test_blocks_over_growing_contexts_are_those_of_the_equations(
     directory, model = targets[family]
     config = make()
     path = write_drafter(tmp_path / case, config, random_tensors(config, directory))
-    engine = DraftEngine.load(path, directory, dtype=dtype, pool_tokens=1024)
+    engine = make_engine(path, directory, dtype)
     plain = PlainDrafter(path, embedding_dtype=dtype)
     texts = texts_of(model, dtype)
     for name, length, block in rounds(engine, texts):
