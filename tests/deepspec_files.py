@@ -1,4 +1,4 @@
-"""Targets of `transformers` and random drafters for them, as directories with the keys that DeepSpec writes."""
+"""Targets of `transformers` and random drafters for them, in directories with the keys DeepSpec writes."""
 
 from __future__ import annotations
 

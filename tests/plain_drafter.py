@@ -121,10 +121,8 @@ class PlainDrafter:
         keys, values = [], []
         for position, row in enumerate([*context, *block]):
             key = self.project(name + "k_proj", row)
-            if self.config.get("attention_k_eq_v", False):
-                value = key
-            else:
-                value = self.project(name + "v_proj", row)
+            is_shared = self.config.get("attention_k_eq_v", False)
+            value = key if is_shared else self.project(name + "v_proj", row)
             if self.is_gemma:
                 value = self.norm(value, torch.ones(size, dtype=torch.float64))
             keys.append(self.turn(self.norm(key, weights[name + "k_norm.weight"]), position))

@@ -33,8 +33,8 @@ class DrafterSummary:
         config = self.config
         taps = ",".join(map(str, config.target_layer_ids))
         text = (
-            f"{config.kind} ({config.architecture}), {config.num_hidden_layers} layers, gamma {config.gamma}, "
-            f"{describe_heads(config)}, taps {taps} of {config.num_target_layers} layers, "
+            f"{config.kind} ({config.architecture}), {config.num_hidden_layers} layers, "
+            f"gamma {config.gamma}, {describe_heads(config)}, taps {taps} of {config.num_target_layers} layers, "
             f"{self.num_parameters / 1e6:.1f} M parameters"
         )
         if config.draft_vocab_size:
@@ -53,10 +53,9 @@ def summarise(directory: Path) -> DrafterSummary:
     config, shapes = read_config(directory), _read_shapes(directory / WEIGHTS)
     check_tensors(config, shapes, str(directory / WEIGHTS))
     copies = tuple(name for name in COPIES if f"{name}.weight" in shapes)
-    own = [
-        shape for key, shape in shapes.items() if key not in {f"{name}.weight" for name in COPIES} | {"d2t"}
-    ]
-    return DrafterSummary(config, sum(math.prod(shape) for shape in own), copies)
+    others = {f"{name}.weight" for name in COPIES} | {"d2t"}
+    num_parameters = sum(math.prod(shape) for key, shape in shapes.items() if key not in others)
+    return DrafterSummary(config, num_parameters, copies)
 
 
 def check_pair(directory: Path, target: Path) -> None:
@@ -77,7 +76,8 @@ def describe_heads(config: DrafterConfig) -> str:
     )
     if not config.has_confidence_head:
         return f"{markov}, no confidence head (confidence is the probability of the best draft)"
-    return f"{markov}, confidence head {'with' if config.confidence_head_with_markov else 'without'} Markov features"
+    reads = "with" if config.confidence_head_with_markov else "without"
+    return f"{markov}, confidence head {reads} Markov features"
 
 
 def _read_shapes(path: Path) -> dict[str, Shape]:

@@ -257,5 +257,5 @@ def test_a_drafter_for_gemma_is_refused_over_another_family(targets: dict[str, P
     config = gemma4_config()
     path = write_drafter(tmp_path, config, random_tensors(config, targets["gemma4"]))
     assert load_drafter(path, targets["gemma4"]).config.architecture == GEMMA4
-    with pytest.raises(ModelMismatchError, match="drafts for Gemma 4, .* family 'qwen3'"):
+    with pytest.raises(ModelMismatchError, match=r"drafts for Gemma 4, .* family 'qwen3'"):
         load_drafter(path, targets["qwen3"])

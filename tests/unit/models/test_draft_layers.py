@@ -59,7 +59,7 @@ def test_without_context_a_draft_layer_is_the_targets_layer_with_nothing_hidden(
     theirs = model.model.layers[layer]
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
-        for name, parameter in theirs.named_parameters():
+        for parameter in theirs.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
         if family == "gemma4":
