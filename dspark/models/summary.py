@@ -32,16 +32,19 @@ class DrafterSummary:
     def __str__(self) -> str:
         config = self.config
         taps = ",".join(map(str, config.target_layer_ids))
-        text = (
-            f"{config.kind} ({config.architecture}), {config.num_hidden_layers} layers, "
-            f"gamma {config.gamma}, {describe_heads(config)}, taps {taps} of {config.num_target_layers} layers, "
-            f"{self.num_parameters / 1e6:.1f} M parameters"
-        )
+        parts = [
+            f"{config.kind} ({config.architecture})",
+            f"{config.num_hidden_layers} layers",
+            f"gamma {config.gamma}",
+            describe_heads(config),
+            f"taps {taps} of {config.num_target_layers} layers",
+            f"{self.num_parameters / 1e6:.1f} M parameters",
+        ]
         if config.draft_vocab_size:
-            text += f", drafts {config.draft_vocab_size} of {config.vocab_size} tokens"
+            parts.append(f"drafts {config.draft_vocab_size} of {config.vocab_size} tokens")
         if self.copies:
-            text += f", with copies of {' and '.join(self.copies)}"
-        return text
+            parts.append(f"with copies of {' and '.join(self.copies)}")
+        return ", ".join(parts)
 
 
 def summarise(directory: Path) -> DrafterSummary:
