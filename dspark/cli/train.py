@@ -50,7 +50,19 @@ def add_parser(subparsers: Any) -> None:
     shape.add_argument("--layers", type=int, default=2, help="draft layers")
     shape.add_argument("--gamma", type=int, default=7, help="drafts per block")
     shape.add_argument("--taps", help="target layers to read, such as 1,8,14,20,27 (default: spread evenly)")
-    shape.add_argument("--rank", type=int, default=64, help="rank of the Markov head")
+    shape.add_argument("--rank", type=int, default=64, help="rank of the Markov head; 0: none (DFlash)")
+    shape.add_argument(
+        "--head",
+        choices=("vanilla", "gated", "rnn"),
+        default="vanilla",
+        help="kind of the Markov head: of the token before, gated by the hidden state, or of all before",
+    )
+    shape.add_argument(
+        "--confidence",
+        choices=("markov", "hidden", "none"),
+        help="what the confidence head reads: the token before too, the hidden state only, or no such head "
+        "(default: markov, with --rank 0 none)",
+    )
     shape.add_argument("--draft-vocab", type=int, default=8192, help="draft vocabulary; 0: the target's")
     _add_recipe_options(parser.add_argument_group("recipe"))
     _add_run_options(parser.add_argument_group("run"))
@@ -174,7 +186,14 @@ def run_train(args: argparse.Namespace) -> int:
         max_new_tokens=args.max_new_tokens,
         seed=args.seed,
     )
-    shape = pipeline.DrafterPlan(args.layers, args.gamma, args.rank, args.draft_vocab)
+    shape = pipeline.DrafterPlan(
+        num_layers=args.layers,
+        gamma=args.gamma,
+        markov_rank=args.rank,
+        markov_head_type=args.head,
+        confidence=args.confidence or ("markov" if args.rank else "none"),
+        draft_vocab_size=args.draft_vocab,
+    )
     target = prepare_target(args.target, default_cache_dir())
     plan = run.RunPlan(
         target=target,

@@ -88,7 +88,9 @@ class PlainObjective:
 
     def __init__(self, drafter: DSparkDrafter, head: Tensor, loss: LossWeights, decay: float) -> None:
         """Take a drafter and the target's whole output projection [V, H]."""
+        assert drafter.markov_head is not None, "the baseline knows Markov heads only"
         self._drafter, self._head, self._loss, self._decay = drafter, head, loss, decay
+        self._markov = drafter.markov_head
 
     def __call__(self, batch: PaddedBatch) -> Tensor:
         """The weighted loss."""
@@ -96,7 +98,7 @@ class PlainObjective:
         dtype = drafter.lm_head.dtype
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             hidden, embedded = self._states(batch, dtype)
-            logits = hidden.to(dtype) @ drafter.lm_head.t() + drafter.markov_head.bias(embedded)
+            logits = hidden.to(dtype) @ drafter.lm_head.t() + self._markov.bias(embedded)
             confidence = drafter.confidence_head
             certainty = None if confidence is None else confidence(hidden, embedded)
         target = self._target_probs(batch, dtype)
@@ -121,7 +123,7 @@ class PlainObjective:
         slots = (batch.anchors[:, :, None] + torch.arange(gamma)).flatten()
         attend = PlainAttention(contexts, batch, gamma, dtype)
         hidden = drafter.backbone(embeddings.flatten(0, 1), slots, attend)
-        return hidden, drafter.markov_head.embed(batch.tokens[:, :, :-1].flatten())
+        return hidden, self._markov.embed(batch.tokens[:, :, :-1].flatten())
 
     @torch.no_grad()
     def _target_probs(self, batch: PaddedBatch, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dspark.models.config import DrafterConfig
+from dspark.models.summary import describe_heads
 from dspark.training.calibrate import CalibrationResult
 from dspark.training.features import FeatureCache
 from dspark.training.recipe import Recipe
@@ -24,10 +25,10 @@ def write_card(
     response_tokens = int((cache.index[:, 1] - cache.index[:, 2]).sum())
     loss = recipe.loss
     lines = [
-        "# DSpark drafter",
+        f"# {config.kind} drafter",
         "",
         f"- Shape: {config.num_hidden_layers} layers, gamma {config.gamma}, target layers "
-        f"{list(config.target_layer_ids)}, Markov rank {config.markov_rank}, draft vocabulary "
+        f"{list(config.target_layer_ids)}, {describe_heads(config)}, draft vocabulary "
         f"{config.num_draft_tokens} of {config.vocab_size}.",
         f"- Made by: `{command}`",
         f"- Data: {len(cache)} responses of the target, {response_tokens} response tokens.",

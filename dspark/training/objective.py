@@ -22,7 +22,8 @@ class BlockScores:
     Attributes:
         overlap: 1 - tv, the chance that rejection sampling accepts.
         agree: 1 where the argmaxes coincide, which greedy decoding accepts.
-        confidence_logits: raw output of the confidence head.
+        confidence_logits: raw output of the confidence head; without one, how sure the draft distribution is
+            of its best token, which is NaN while gradients are wanted.
         is_valid: whether the label exists.
     """
 
@@ -54,20 +55,14 @@ def run_blocks(
     """
     dtype = drafter.lm_head.dtype
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        hidden, embedded = _block_states(drafter, batch, dtype)
+        hidden = _block_states(drafter, batch, dtype)
+        embedded, mixed, markov_w2 = _sequential(drafter, batch, hidden)
         weights = position_weights(batch.is_valid, decay).flatten()
         weights = weights / (float(weights.sum()) if total_weight is None else total_weight)
-        value, overlap, agree = VocabularyLoss.apply(  # type: ignore[no-untyped-call]
-            hidden,
-            embedded,
-            drafter.markov_head.markov_w2.weight,
-            drafter.lm_head,
-            batch.teacher,
-            weights,
-            loss,
-            fused,
+        value, overlap, agree, peak = VocabularyLoss.apply(  # type: ignore[no-untyped-call]
+            hidden, mixed, markov_w2, drafter.lm_head, batch.teacher, weights, loss, fused
         )
-        confidence = torch.zeros(len(weights))
+        confidence: Tensor = peak
         if drafter.confidence_head is not None:
             confidence = drafter.confidence_head(hidden, embedded)
             value = value + loss.confidence * confidence_loss(confidence, overlap, weights)
@@ -78,8 +73,8 @@ def run_blocks(
     return value, scores
 
 
-def _block_states(drafter: DSparkDrafter, batch: BlockBatch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Hidden states of all slots and the Markov embeddings of the true tokens before them, [N, ...] each."""
+def _block_states(drafter: DSparkDrafter, batch: BlockBatch, dtype: torch.dtype) -> Tensor:
+    """Hidden states of all slots, [N, H]."""
     # while blocks grow they are shorter than the drafter's
     gamma, backbone = batch.is_valid.shape[-1], drafter.backbone
     starts = batch.token_starts
@@ -88,9 +83,24 @@ def _block_states(drafter: DSparkDrafter, batch: BlockBatch, dtype: torch.dtype)
     embeddings = drafter.block_embeddings(batch.tokens[:, 0])[:, :gamma]
     slots = (batch.anchors[:, None] + torch.arange(gamma)).flatten()
     attend = BlockAttention(contexts, starts, batch.block_starts, batch.anchors, gamma, dtype)
-    hidden = backbone(embeddings.flatten(0, 1), slots, attend)
-    # teacher forcing: the token before slot k is the true one
-    return hidden, drafter.markov_head.embed(batch.tokens[:, :-1].flatten())
+    hidden: Tensor = backbone(embeddings.flatten(0, 1), slots, attend)
+    return hidden
+
+
+def _sequential(
+    drafter: DSparkDrafter, batch: BlockBatch, hidden: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Embeddings e of the tokens before the slots and what W2 multiplies, [N, rank] each, and W2 [Vd, rank].
+
+    Teacher forcing: the token before a slot is the true one. Without a Markov head, rank is 0.
+    """
+    markov = drafter.markov_head
+    if markov is None:
+        return None, hidden.new_empty((len(hidden), 0)), drafter.lm_head.new_empty((len(drafter.lm_head), 0))
+    gamma = batch.is_valid.shape[-1]
+    embedded = markov.embed(batch.tokens[:, :-1])
+    mixed = markov.over_blocks(embedded, hidden.view(-1, gamma, hidden.shape[-1]))
+    return embedded.flatten(0, 1), mixed.flatten(0, 1), markov.markov_w2.weight
 
 
 def mean_committed(chance: Tensor, is_valid: Tensor) -> float:

@@ -14,9 +14,9 @@ from torch import Tensor
 from dspark.decoding.types import FinishReason
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.target import TargetEngine, make_pool
-from dspark.errors import ConfigurationError
+from dspark.errors import ConfigurationError, ModelMismatchError
 from dspark.models.checkpoint import build_drafter, load_drafter, read_target_tensors
-from dspark.models.config import DrafterConfig
+from dspark.models.config import QWEN3, DrafterConfig
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.blocks import AnchorRule, BlockBatch, BlockSampler
 from dspark.training.features import FeatureCache, build_cache
@@ -166,11 +166,20 @@ def cache_features(
 
 @dataclass(frozen=True, slots=True)
 class DrafterPlan:
-    """Shape of the drafter to train."""
+    """Shape of the drafter to train.
+
+    Attributes:
+        markov_rank: 0 for no Markov head.
+        markov_head_type: "vanilla", "gated" or "rnn".
+        confidence: what its confidence head reads: "markov" (hidden state and token before), "hidden", or
+            "none" for no confidence head.
+    """
 
     num_layers: int = 2
     gamma: int = 7
     markov_rank: int = 64
+    markov_head_type: str = "vanilla"
+    confidence: str = "markov"
     draft_vocab_size: int = 8192
     mask_token_id: int = 4
 
@@ -187,9 +196,12 @@ def new_drafter(
         cache: what it will be trained on.
         seed: of the initial weights.
         init: drafter directory to start from.
+
+    Raises:
+        ModelMismatchError: `init` does not belong to the target, or cannot be trained here.
     """
     if init is not None:
-        return set_training_dtype(load_drafter(init, target), training_dtype()), float("nan")
+        return set_training_dtype(_load_trainable(init, target), training_dtype()), float("nan")
     tensors = read_target_tensors(target)
     size = min(plan.draft_vocab_size or config.vocab_size, config.vocab_size)
     d2t, coverage = choose_draft_vocabulary(cache, size)
@@ -206,6 +218,9 @@ def new_drafter(
         mask_token_id=plan.mask_token_id,
         gamma=plan.gamma,
         markov_rank=plan.markov_rank,
+        markov_head_type=plan.markov_head_type,
+        has_confidence_head=plan.confidence != "none",
+        confidence_head_with_markov=plan.confidence == "markov",
         draft_vocab_size=size if size < config.vocab_size else 0,
         rms_norm_eps=config.rms_norm_eps,
         rope_theta=config.rope_parameters["rope_theta"],
@@ -214,6 +229,20 @@ def new_drafter(
     drafter = build_drafter(shape, tensors, d2t if shape.draft_vocab_size else None)
     drafter.initialise(torch.Generator().manual_seed(seed), tensors["norm"])
     return set_training_dtype(drafter, training_dtype()), coverage
+
+
+def _load_trainable(directory: Path, target: Path) -> DSparkDrafter:
+    drafter = load_drafter(directory, target)
+    if drafter.config.architecture != QWEN3:
+        raise ModelMismatchError(
+            f"{directory} is a {drafter.config.architecture}; only {QWEN3} can be trained"
+        )
+    if drafter.own_rows:
+        raise ModelMismatchError(
+            f"{directory} holds rows of its own for {', '.join(sorted(drafter.own_rows))}; training compares "
+            "drafts with the target by the target's rows, so start from a drafter that shares them"
+        )
+    return drafter
 
 
 @dataclass(frozen=True, slots=True)

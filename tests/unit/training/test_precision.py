@@ -44,9 +44,6 @@ def make_drafter(dtype: torch.dtype) -> DSparkDrafter:
     rows = torch.randn(VOCAB, HIDDEN, generator=generator) * 0.3
     drafter = build_drafter(CONFIG, {"embed": rows.bfloat16(), "head": rows.bfloat16()}, None)
     drafter.initialise(generator, torch.ones(HIDDEN))
-    torch.nn.init.zeros_(
-        drafter.confidence_head.proj.bias
-    )  # the one parameter that keeps torch's random start
     return set_training_dtype(drafter, dtype)
 
 
