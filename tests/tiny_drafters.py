@@ -30,11 +30,13 @@ def random_drafter(
 ) -> DSparkDrafter:
     """Normal matrices of this deviation; `draft_ids` are the target ids it can draft."""
     generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)  # biases
     embed, head = (torch.randn(config.vocab_size, config.hidden_size, generator=generator) for _ in range(2))
     drafter = DSparkDrafter(config, embed, head, draft_ids)
     drafter.initialise(generator, torch.ones(config.hidden_size))
     for parameter in drafter.parameters():
         if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, 0.0, std, generator=generator)
+    for name, parameter in drafter.named_parameters():
+        if name.endswith(".bias"):
             torch.nn.init.normal_(parameter, 0.0, std, generator=generator)
     return drafter.eval()

@@ -12,6 +12,7 @@ _BENCHES = (
     "dspark.cli.bench_overhead",
     "dspark.cli.bench_scheduler",
     "dspark.cli.bench_pareto",
+    "dspark.cli.bench_training",
 )
 
 

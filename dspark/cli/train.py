@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dspark.cache import default_cache_dir
 from dspark.cli.allocator import arrange_allocator
+from dspark.cli.bench_options import non_negative_float, positive
 from dspark.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dspark.training.recipe import Recipe
+    from dspark.training.run import RunLength
 
 
 def add_parser(subparsers: Any) -> None:
@@ -21,7 +29,8 @@ def add_parser(subparsers: Any) -> None:
         description=(
             "Generates the target's own responses, caches its hidden states on disk, trains a drafter on "
             "them and writes a DeepSpec checkpoint with its calibration and a card. Every stage resumes: run "
-            "the same command again after an interruption. Runs under jemalloc where that is installed "
+            "the same command again after an interruption. Several processes share the training under "
+            "`torchrun -m dspark.cli.main train ...`. Runs under jemalloc where that is installed "
             "(Debian: libjemalloc2), which is faster; an LD_PRELOAD with another allocator is left as it is."
         ),
     )
@@ -41,22 +50,110 @@ def add_parser(subparsers: Any) -> None:
     shape.add_argument("--layers", type=int, default=2, help="draft layers")
     shape.add_argument("--gamma", type=int, default=7, help="drafts per block")
     shape.add_argument("--taps", help="target layers to read, such as 1,8,14,20,27 (default: spread evenly)")
-    shape.add_argument("--rank", type=int, default=64, help="rank of the Markov head")
+    shape.add_argument("--rank", type=int, default=64, help="rank of the Markov head; 0: none (DFlash)")
+    shape.add_argument(
+        "--head",
+        choices=("vanilla", "gated", "rnn"),
+        default="vanilla",
+        help="kind of the Markov head: of the token before, gated by the hidden state, or of all before",
+    )
+    shape.add_argument(
+        "--confidence",
+        choices=("markov", "hidden", "none"),
+        help="what the confidence head reads: the token before too, the hidden state only, or no such head "
+        "(default: markov, with --rank 0 none)",
+    )
     shape.add_argument("--draft-vocab", type=int, default=8192, help="draft vocabulary; 0: the target's")
-    run = parser.add_argument_group("run")
-    run.add_argument("--hours", type=float, default=1.0, help="wall-clock budget of the training stage")
-    run.add_argument(
+    _add_recipe_options(parser.add_argument_group("recipe"))
+    _add_run_options(parser.add_argument_group("run"))
+    parser.set_defaults(run=run_train)
+
+
+def _add_recipe_options(group: Any) -> None:
+    group.add_argument(
+        "--recipe",
+        choices=("dspark", "published"),
+        default="dspark",
+        help="dspark (default): the target's whole distribution as label, Muon; published: losses, weights, "
+        "anchors, optimiser and schedule of DeepSpec. What follows changes single parts of it",
+    )
+    group.add_argument("--hard", type=non_negative_float, help="weight of the cross entropy of the label")
+    group.add_argument(
+        "--soft", type=non_negative_float, help="weight of the cross entropy of the target's distribution"
+    )
+    group.add_argument(
+        "--tv", type=non_negative_float, help="weight of the total variation, which is half the L1 norm"
+    )
+    group.add_argument("--confidence", type=non_negative_float, help="weight of the confidence loss")
+    group.add_argument(
+        "--decay",
+        type=float,
+        help="slots in which position weights fall by e (both 4; the paper's text: gamma)",
+    )
+    group.add_argument(
+        "--anchor-rule", choices=("serving", "published"), help="which positions are drafted from"
+    )
+    group.add_argument("--optimiser", choices=("muon", "adamw"), help="what moves the weight matrices")
+    group.add_argument("--schedule", choices=("trapezoid", "cosine"), help="form of the learning rate")
+    group.add_argument(
         "--lr",
         type=float,
-        default=2e-3,
-        help="learning rate of the weight matrices (Muon); the rest: 3/4 of it",
+        help="learning rate of the matrices (2e-3; published: 6e-4); with Muon the rest: 3/4",
     )
-    run.add_argument("--batch", type=int, default=16, help="samples per step")
-    run.add_argument("--anchors", type=int, default=32, help="blocks per sample and step")
-    run.add_argument("--tv", type=float, default=1.0, help="weight of the total-variation loss")
-    run.add_argument("--threads", type=int, help="torch threads (default: all cores)")
-    run.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(run=run_train)
+    group.add_argument(
+        "--growing-share",
+        type=float,
+        default=0.0,
+        help="share of the run in which blocks grow: one slot at every position first, then 2 to gamma "
+        "(default: 0, gamma from the start)",
+    )
+
+
+def _add_run_options(group: Any) -> None:
+    length = group.add_mutually_exclusive_group()
+    length.add_argument("--hours", type=float, help="length of the training by the clock (default: 1)")
+    length.add_argument("--steps", type=positive, help="length in steps: the same run gives the same bits")
+    length.add_argument("--epochs", type=float, help="length in passes over the samples")
+    group.add_argument("--batch", type=positive, default=16, help="samples per batch")
+    group.add_argument("--anchors", type=positive, default=32, help="blocks per sample and step")
+    group.add_argument(
+        "--micro-batches",
+        type=positive,
+        help="batches per step, shared out among the processes of torchrun (default: one per process)",
+    )
+    group.add_argument(
+        "--checkpoint-minutes", type=float, default=5.0, help="between checkpoints (default: 5)"
+    )
+    group.add_argument("--checkpoint-steps", type=positive, help="between checkpoints, instead of minutes")
+    group.add_argument(
+        "--tensorboard", action="store_true", help="also write metrics for TensorBoard, into WORK/tensorboard"
+    )
+    group.add_argument("--threads", type=positive, help="torch threads (default: all cores)")
+    group.add_argument("--seed", type=int, default=0)
+
+
+def _recipe(args: argparse.Namespace) -> Recipe:
+    """The named recipe with the parts that were given on the command line."""
+    from dspark.training.blocks import AnchorRule
+    from dspark.training.recipe import RECIPES, OptimiserKind, Schedule
+
+    recipe = RECIPES[args.recipe]
+    weights = {name: getattr(args, name) for name in ("hard", "soft", "tv", "confidence")}
+    loss = replace(recipe.loss, **{name: value for name, value in weights.items() if value is not None})
+    if args.decay is not None and args.decay <= 0:
+        raise ConfigurationError(f"--decay {args.decay:g} must be above 0")
+    if not 0 <= args.growing_share <= 1:
+        raise ConfigurationError(f"--growing-share {args.growing_share:g} must lie between 0 and 1")
+    return replace(
+        recipe,
+        loss=loss,
+        position_decay=args.decay or recipe.position_decay,
+        anchors=AnchorRule(args.anchor_rule or recipe.anchors),
+        optimiser=OptimiserKind(args.optimiser or recipe.optimiser),
+        schedule=Schedule(args.schedule or recipe.schedule),
+        learning_rate=args.lr or recipe.learning_rate,
+        growing_share=args.growing_share,
+    )
 
 
 def run_train(args: argparse.Namespace) -> int:
@@ -69,6 +166,8 @@ def run_train(args: argparse.Namespace) -> int:
 
     if args.threads:
         torch.set_num_threads(args.threads)
+    # as torchrun tells its processes
+    num_processes, is_first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
     started = time.monotonic()
 
     def report(text: str) -> None:
@@ -87,7 +186,14 @@ def run_train(args: argparse.Namespace) -> int:
         max_new_tokens=args.max_new_tokens,
         seed=args.seed,
     )
-    shape = pipeline.DrafterPlan(args.layers, args.gamma, args.rank, args.draft_vocab)
+    shape = pipeline.DrafterPlan(
+        num_layers=args.layers,
+        gamma=args.gamma,
+        markov_rank=args.rank,
+        markov_head_type=args.head,
+        confidence=args.confidence or ("markov" if args.rank else "none"),
+        draft_vocab_size=args.draft_vocab,
+    )
     target = prepare_target(args.target, default_cache_dir())
     plan = run.RunPlan(
         target=target,
@@ -99,13 +205,37 @@ def run_train(args: argparse.Namespace) -> int:
         shape=shape,
         taps=taps,
         init=args.init,
-        hours=args.hours,
-        learning_rate=args.lr,
+        recipe=_recipe(args),
+        length=_length(args),
         batch_samples=args.batch,
         anchors_per_sample=args.anchors,
-        tv=args.tv,
+        micro_batches=args.micro_batches or num_processes,
+        checkpoint_minutes=args.checkpoint_minutes,
+        checkpoint_steps=args.checkpoint_steps,
+        has_tensorboard=args.tensorboard,
         seed=args.seed,
         command="dspark " + " ".join(sys.argv[1:]),
     )
     run.run(plan, report)
+    if is_first:
+        _draw(args.work, report)
     return 0
+
+
+def _length(args: argparse.Namespace) -> RunLength:
+    from dspark.training.run import RunLength
+
+    if args.steps is not None or args.epochs is not None:
+        return RunLength(steps=args.steps, epochs=args.epochs)
+    return RunLength(hours=1.0 if args.hours is None else args.hours)
+
+
+def _draw(work: Path, report: Callable[[str], None]) -> None:
+    """Draw the curves of the run beside its metrics."""
+    from dspark.evaluation.chart import svg
+    from dspark.evaluation.training_curves import panels
+    from dspark.training.metrics import read_metrics
+
+    path = work / "metrics.svg"
+    path.write_text(svg(panels(read_metrics(work))))
+    report(f"drawn to {path}")

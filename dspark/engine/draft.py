@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from dspark.decoding.types import (
     Acceptance,
@@ -59,7 +58,7 @@ class DraftEngine:
         config = drafter.config
         self._drafter, self._pool, self._config = drafter, pool, config
         self._contexts = ContextTable(pool)
-        self._scale = config.head_dim**-0.5
+        self._scale = config.attention_scale
         arena = open_arena(cache_dir)
         self._native = native_backbone(drafter, pool, arena)
         if self._native is None:
@@ -184,7 +183,7 @@ class DraftEngine:
         asked = [one for one, _ in fitting]
         slots = BlockSlots.of([min(one.max_drafts, self._config.gamma) for one in asked])
         blocks, logits = self._heads.draft(asked, slots, self._run_blocks(asked, contexts, slots))
-        if self._online is not None and logits is not None:
+        if self._online is not None:
             for number, (one, context) in enumerate(fitting):
                 self._online.note(one, context.last_block)
                 context.last_block = PastBlock(one.base_committed_len, logits[slots.rows(number)])
@@ -235,8 +234,7 @@ class DraftEngine:
         layout = self._layout(contexts, slots, index, (lengths + slots.counts)[slots.request])
         token_ids = np.full(len(index), self._config.mask_token_id)
         token_ids[slots.first[:-1]] = [one.anchor_token for one in requests]
-        embeddings = functional.embedding(torch.from_numpy(token_ids), self._drafter.embed_tokens)
-        embeddings = embeddings.to(self._pool.dtype)
+        embeddings = self._drafter.embed(torch.from_numpy(token_ids)).to(self._pool.dtype)
         positions = torch.from_numpy(starts[slots.request] + index)
         if self._native is not None:
             return self._native.blocks(embeddings, positions, layout)

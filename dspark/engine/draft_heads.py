@@ -1,28 +1,33 @@
-"""The heads of a drafter over the hidden states of its blocks: tokens one by one, then confidences.
+"""The heads of a drafter over the hidden states of its blocks: tokens one by one, and confidences in them.
 
 Of what a request does to the target's logits, drafts follow temperature, the truncations and the logit bias.
 Penalties and `min_tokens` depend on tokens and lengths that a drafter is not told. To leave them out is as
 lossless and costs acceptance only.
+
+The confidence in draft k knows the drafts before it and not draft k itself, which planning relies on. It is
+the confidence head's, which reads the token before. Without such a head it is the probability of the best
+token of the distribution that draft k is chosen from, before any calibration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dspark.decoding.drafting import draft_tokens
 from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, SparseProbs
-from dspark.engine.block_slots import BlockSlots
+from dspark.engine.block_slots import BlockSlots, Integers
 from dspark.engine.kernels.markov import NativeMarkovHead
-from dspark.engine.linear import PackedLinear, WeightArena, make_linear
+from dspark.engine.linear import PackedLinear, WeightArena, make_linear, pack_linears
 from dspark.engine.past_blocks import Logits
 from dspark.models.calibration import Calibration
 from dspark.models.drafter import DSparkDrafter
+from dspark.models.heads import MarkovHead, peak_logits
 
 
 @dataclass(slots=True)
@@ -31,41 +36,46 @@ class _Drafts:
 
     Attributes:
         token_ids: [T] int64.
-        confidence_logits: [T] float32; None without a confidence head.
+        confidence_logits: [T] float32.
         probs: by slot, what the token was drawn from, where it was.
     """
 
     token_ids: Tensor
-    confidence_logits: Tensor | None
+    confidence_logits: Tensor
     probs: dict[int, SparseProbs] = field(default_factory=dict)
+
+    @classmethod
+    def to_come(cls, num_slots: int) -> _Drafts:
+        return cls(torch.empty(num_slots, dtype=torch.int64), torch.empty(num_slots))
 
 
 class DraftHeads:
-    """Output projection, Markov head and confidence head."""
+    """Output projection, sequential head and confidence head; packs the sequential head it is given."""
 
     def __init__(self, drafter: DSparkDrafter, calibration: Calibration, arena: WeightArena | None) -> None:
         self.calibration = calibration
+        self._drafter = drafter
         self._head = make_linear(drafter.lm_head, arena=arena)
         self._markov = drafter.markov_head
-        self._bias = make_linear(drafter.markov_head.markov_w2.weight, arena=arena)
+        if self._markov is not None:
+            pack_linears(self._markov, arena)
         self._confidence_head = drafter.confidence_head
         self._token_map = drafter.d2t if drafter.config.draft_vocab_size else None
         self._places = _places_of(self._token_map, drafter.config.vocab_size)
-        self._native = self._native_markov()
+        self._native = _native_markov(drafter, self._token_map)
 
     def draft(
         self,
         requests: Sequence[DraftRequest],
         slots: BlockSlots,
         hidden: Tensor,  # [T, H]
-    ) -> tuple[list[DraftBlock], Logits | None]:
+    ) -> tuple[list[DraftBlock], Logits]:
         """The blocks of the requests from the hidden states of their slots, and confidence logits [T]."""
         is_greedy = np.array([one.sampling.acceptance is Acceptance.GREEDY for one in requests])
-        base_logits = self._head(hidden)
+        base_logits = self._drafter.cap(self._head(hidden))
         self._add_biases(requests, slots, base_logits)
         drafts = self._tokens(requests, slots, is_greedy, hidden, base_logits)
-        found = drafts.confidence_logits
-        logits = None if found is None else found.numpy()
+        logits = drafts.confidence_logits.numpy()
         confidence = self._confidence(slots, is_greedy, logits)
         token_ids = drafts.token_ids.to(torch.int32).numpy()
         blocks = [
@@ -92,18 +102,6 @@ class DraftHeads:
             biases = torch.tensor(values, dtype=base_logits.dtype)
             base_logits[slots.rows(number), places[places >= 0]] += biases[places >= 0]
 
-    def _native_markov(self) -> NativeMarkovHead | None:
-        embeddings = self._markov.markov_w1.weight.detach()
-        if not isinstance(self._bias, PackedLinear) or embeddings.dtype != torch.bfloat16:
-            return None
-        confidence = None
-        if self._confidence_head is not None:
-            projection = self._confidence_head.proj
-            confidence = projection.weight.detach()[0], float(projection.bias.detach())
-        return NativeMarkovHead(
-            self._bias.kernels, embeddings, self._bias.packed, self._token_map, confidence
-        )
-
     def _tokens(
         self,
         requests: Sequence[DraftRequest],
@@ -112,9 +110,9 @@ class DraftHeads:
         hidden: Tensor,  # [T, H]
         base_logits: Tensor,  # [T, Vd]
     ) -> _Drafts:
-        """Draft greedily in one call, and step by step what is sampled."""
+        """Draft greedily in one native call where there is one, and otherwise by torch."""
         if self._native is None or not is_greedy.any():
-            return self._by_steps(requests, slots, hidden, base_logits)
+            return self._by_torch(requests, slots, hidden, base_logits)
         anchors = torch.tensor([one.anchor_token for one in requests])
         if is_greedy.all():
             all_drafts = self._native.draft(hidden, base_logits, anchors, torch.from_numpy(slots.first))
@@ -129,52 +127,116 @@ class DraftHeads:
             torch.from_numpy(mine.first),
         )
         asked = [requests[int(row)] for row in sampled]
-        drawn = self._by_steps(asked, others, hidden[other_rows], base_logits[other_rows])
+        drawn = self._by_torch(asked, others, hidden[other_rows], base_logits[other_rows])
         order = torch.cat((my_rows, other_rows)).argsort()
-        confidences = None
-        if drafts.confidence_logits is not None and drawn.confidence_logits is not None:
-            confidences = torch.cat((drafts.confidence_logits, drawn.confidence_logits))[order]
         return _Drafts(
             torch.cat((drafts.token_ids, drawn.token_ids))[order],
-            confidences,
+            torch.cat((drafts.confidence_logits, drawn.confidence_logits))[order],
             {int(other_rows[row]): probs for row, probs in drawn.probs.items()},
         )
 
-    def _by_steps(
+    def _by_torch(
         self, requests: Sequence[DraftRequest], slots: BlockSlots, hidden: Tensor, base_logits: Tensor
     ) -> _Drafts:
-        """Eqs. 4-5: each slot's logits are biased by the token drafted before it."""
-        token_ids = torch.empty(len(base_logits), dtype=torch.int64)
-        embedded = base_logits.new_empty((len(base_logits), self._markov.markov_w1.embedding_dim))
-        found_probs: dict[int, SparseProbs] = {}
-        for step in range(int(slots.counts.max())):
-            members = np.flatnonzero(slots.counts > step)
-            rows = torch.from_numpy(slots.first[members] + step)
-            asked = [requests[int(member)] for member in members]
-            previous = token_ids[rows - 1] if step else torch.tensor([one.anchor_token for one in asked])
-            embedded[rows] = self._markov.embed(previous)
-            chosen, probs = draft_tokens(
-                base_logits[rows] + self._bias(embedded[rows]),
-                [one.sampling for one in asked],
-                [one.base_committed_len + step for one in asked],
-                self._token_map,
-                bases=[one.base_committed_len for one in asked],
-            )
-            token_ids[rows] = torch.from_numpy(chosen).to(torch.int64)
-            found = zip(rows.tolist(), probs, strict=True)
-            found_probs.update({row: support for row, support in found if support is not None})
-        head = self._confidence_head
-        return _Drafts(token_ids, None if head is None else head(hidden, embedded), found_probs)
+        drafts = _Drafts.to_come(len(base_logits))
+        if self._markov is None:
+            everything = np.arange(len(base_logits))
+            self._choose(requests, slots, everything, base_logits, drafts)
+            embedded = None
+        else:
+            embedded = self._by_steps(self._markov, requests, slots, hidden, base_logits, drafts)
+        if self._confidence_head is not None:
+            drafts.confidence_logits = self._confidence_head(hidden, embedded)
+        return drafts
+
+    def _by_steps(
+        self,
+        markov: MarkovHead,
+        requests: Sequence[DraftRequest],
+        slots: BlockSlots,
+        hidden: Tensor,
+        base_logits: Tensor,
+        drafts: _Drafts,
+    ) -> Tensor:
+        """Eqs. 4-5: each slot's logits are biased by the token drafted before it, or by all before it.
+
+        Returns the embeddings of the tokens before each slot, [T, rank].
+        """
+        anchors = torch.tensor([one.anchor_token for one in requests])
+        embedded = base_logits.new_empty((len(base_logits), markov.markov_w1.embedding_dim))
+        state: Tensor | None = None
+        for step, (members, kept) in enumerate(_steps(slots)):
+            rows = torch.from_numpy(members)
+            previous = drafts.token_ids[rows - 1] if step else anchors[torch.from_numpy(kept)]
+            embedded[rows] = markov.embed(previous)
+            state = state if state is None else state[torch.from_numpy(kept)]
+            mixed, state = markov.step(embedded[rows], hidden[rows], state)
+            self._choose(requests, slots, members, base_logits[rows] + markov.bias(mixed), drafts)
+        return embedded
+
+    def _choose(
+        self,
+        requests: Sequence[DraftRequest],
+        slots: BlockSlots,
+        members: Integers,  # slots whose logits are known
+        logits: Tensor,  # of the members, [n, Vd]
+        drafts: _Drafts,
+    ) -> None:
+        """Choose the drafts of some slots, and say how sure their distributions are if no head will."""
+        asked = [requests[number] for number in slots.request[members].tolist()]
+        bases = [one.base_committed_len for one in asked]
+        chosen, probs = draft_tokens(
+            logits,
+            [one.sampling for one in asked],
+            [base + offset for base, offset in zip(bases, slots.offset[members].tolist(), strict=True)],
+            self._token_map,
+            bases=bases,
+        )
+        rows = torch.from_numpy(members)
+        drafts.token_ids[rows] = torch.from_numpy(chosen).to(torch.int64)
+        found = zip(members.tolist(), probs, strict=True)
+        drafts.probs.update({row: support for row, support in found if support is not None})
+        if self._confidence_head is None:
+            drafts.confidence_logits[rows] = peak_logits(logits)
 
     def _confidence(
-        self, slots: BlockSlots, is_greedy: npt.NDArray[np.bool_], found: Logits | None
+        self, slots: BlockSlots, is_greedy: npt.NDArray[np.bool_], found: Logits
     ) -> npt.NDArray[np.float32]:
-        """Calibrated confidences [R, the longest block] (eq. 7); ones without a confidence head."""
+        """Calibrated confidences [R, the longest block] (eq. 7)."""
         logits = np.zeros((len(is_greedy), int(slots.counts.max())), dtype=np.float32)
-        if found is None:
-            return np.ones_like(logits)
         logits[slots.request, slots.offset] = found
         return self.calibration.apply(logits, is_greedy)
+
+
+def _steps(slots: BlockSlots) -> Iterator[tuple[Integers, Integers]]:
+    """For each offset in the blocks: the slots that have it, and their places among those of the step before.
+
+    The places of the first step are those of the requests.
+    """
+    requests = np.arange(len(slots.counts))
+    for step in range(int(slots.counts.max())):
+        kept = np.flatnonzero(slots.counts[requests] > step)
+        requests = requests[kept]
+        yield slots.first[requests] + step, kept
+
+
+def _native_markov(drafter: DSparkDrafter, token_map: Tensor | None) -> NativeMarkovHead | None:
+    """The vanilla head and a confidence head in one call, where our own kernel multiplies W2."""
+    markov, confidence_head = drafter.markov_head, drafter.confidence_head
+    if markov is None or confidence_head is None or drafter.config.markov_head_type != "vanilla":
+        return None
+    embeddings, biases = markov.markov_w1.weight.detach(), _packed(markov.markov_w2)
+    if biases is None or embeddings.dtype != torch.bfloat16:
+        return None
+    row = confidence_head.proj.weight.detach()[0]
+    if not confidence_head.with_markov:
+        row = torch.cat((row, row.new_zeros(embeddings.shape[1])))
+    bias = float(confidence_head.proj.bias.detach())
+    return NativeMarkovHead(biases.kernels, embeddings, biases.packed, token_map, (row, bias))
+
+
+def _packed(linear: nn.Module) -> PackedLinear | None:
+    return linear if isinstance(linear, PackedLinear) else None
 
 
 def _places_of(token_map: Tensor | None, vocab_size: int) -> Tensor:

@@ -12,9 +12,10 @@ from dspark.engine.kernels.native import NativeKernels
 from dspark.engine.lean_layers import native_layers, take_layer
 from dspark.engine.linear import WeightArena
 from dspark.engine.pages import PagePool
-from dspark.models.backbone import Backbone, DraftAttention
-from dspark.models.config import DrafterConfig
+from dspark.models.backbone import Backbone
+from dspark.models.config import QWEN3, DrafterConfig
 from dspark.models.drafter import DSparkDrafter
+from dspark.models.qwen3 import DraftAttention
 
 _LANES = 16
 
@@ -72,7 +73,8 @@ def native_backbone(
     """
     if arena is None or pool.kernels is None or pool.dtype != torch.bfloat16:
         return None
-    if drafter.config.hidden_size % _LANES:
+    config = drafter.config
+    if config.architecture != QWEN3 or config.attention_bias or config.hidden_size % _LANES:
         return None
     stock = drafter.backbone.layers
     layers = native_layers([take_layer(layer, pool.kernels, arena) for layer in stock])  # type: ignore[arg-type]
@@ -86,7 +88,7 @@ def _shape(config: DrafterConfig) -> DecoderShape:
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
-        scale=config.head_dim**-0.5,
+        scale=config.attention_scale,
         norm_eps=config.rms_norm_eps,
     )
 

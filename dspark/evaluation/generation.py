@@ -16,7 +16,7 @@ from dspark.decoding.types import FinishReason, GenerationRequest, TokenDelta
 from dspark.engine.draft import DraftEngine
 from dspark.engine.target import TargetEngine
 from dspark.garbage import keep_loaded_objects
-from dspark.models.config import read_config
+from dspark.models.config_file import read_config
 from dspark.rounds.config import LoopConfig
 from dspark.rounds.interfaces import Drafter, RequestStore
 from dspark.rounds.local import EngineWorker, InlineWorker, LocalDrafter, LocalVerifier

@@ -1,27 +1,33 @@
 """Drafter directories: DeepSpec's `config.json` and `model.safetensors`, plus `d2t` for a reduced vocabulary.
 
 Written files leave out `embed_tokens` and `lm_head`: they are the target's, and a loader aliases them.
-Published DeepSpec files hold copies, which are skipped for the same reason (DeepSpec section 1.7).
+Published DeepSpec files hold copies (DeepSpec section 1.7). One that is the target's, bit for bit, is
+skipped; one that differs is kept and used, since it is what the drafter was trained with.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.errors import ModelMismatchError
-from dspark.models.config import DrafterConfig, read_config, write_config
+from dspark.models.config import DrafterConfig
+from dspark.models.config_file import read_config, write_config
 from dspark.models.drafter import DSparkDrafter
+from dspark.models.fit import COPIES, check_target, check_tensors
 
 WEIGHTS = "model.safetensors"
-SHARED_KEYS = frozenset({"embed_tokens.weight", "lm_head.weight"})
-_EMBED_NAMES = ("model.embed_tokens.weight", "embed_tokens.weight")
-_HEAD_NAMES = ("lm_head.weight", *_EMBED_NAMES)
-_NORM_NAMES = ("model.norm.weight", "norm.weight")
+# As models of text name them, and as models of text and images do.
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
+_EMBED_NAMES = tuple(f"{prefix}embed_tokens.weight" for prefix in _PREFIXES)
+_HEAD_NAMES = ("lm_head.weight", "language_model.lm_head.weight", *_EMBED_NAMES)
+_NORM_NAMES = tuple(f"{prefix}norm.weight" for prefix in _PREFIXES)
+_log = logging.getLogger(__name__)
 
 
 def _to_module_key(key: str) -> str:
@@ -41,6 +47,8 @@ def save_drafter(drafter: DSparkDrafter, directory: Path) -> None:
                 tensors[key] = value.to(torch.int32)
             continue
         tensors[key.removeprefix("backbone.")] = value.to(torch.bfloat16).contiguous()
+    for name in drafter.own_rows:
+        tensors[f"{name}.weight"] = getattr(drafter, name).to(torch.bfloat16).contiguous()
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
 
 
@@ -50,12 +58,12 @@ def read_target_tensors(target: Path) -> dict[str, Tensor]:
     Raises:
         ModelMismatchError: the directory holds no safetensors weights with these tensors.
     """
+    wanted = {*_EMBED_NAMES, *_HEAD_NAMES, *_NORM_NAMES}
     found: dict[str, Tensor] = {}
     for path in sorted(target.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                if key in {*_EMBED_NAMES, *_HEAD_NAMES, *_NORM_NAMES}:
-                    found[key] = file.get_tensor(key)
+            for key in wanted.intersection(file.keys()):
+                found[key] = file.get_tensor(key)
     parts = {"embed": _EMBED_NAMES, "head": _HEAD_NAMES, "norm": _NORM_NAMES}
     result: dict[str, Tensor] = {}
     for part, names in parts.items():
@@ -76,8 +84,8 @@ def build_drafter(config: DrafterConfig, target: dict[str, Tensor], d2t: Tensor 
     if shape != (config.vocab_size, config.hidden_size):
         raise ModelMismatchError(
             f"the drafter was made for a target with vocabulary {config.vocab_size} and hidden size "
-            f"{config.hidden_size}, this target has {shape[0]} and {shape[1]}: pass the pair that belongs "
-            "together"
+            f"{config.hidden_size}, this target's embedding has {shape[0]} rows of {shape[1]}: pass the pair "
+            "that belongs together"
         )
     ids = torch.arange(config.vocab_size) if d2t is None else d2t.to(torch.int64)
     return DSparkDrafter(config, target["embed"], target["head"], ids)
@@ -90,27 +98,51 @@ def load_drafter(directory: Path, target: Path, *, dtype: torch.dtype = torch.bf
         ModelMismatchError: files missing, keys or shapes that do not fit, or another target; says which.
     """
     config = read_config(directory)
+    check_target(config, target)
+    stored = _read_weights(directory)
+    path = directory / WEIGHTS
+    check_tensors(config, {key: tuple(value.shape) for key, value in stored.items()}, str(path))
+    copies = {name: stored.pop(f"{name}.weight", None) for name in COPIES}
+    tensors, d2t = read_target_tensors(target), stored.pop("d2t", None)
+    if d2t is not None and not 0 <= int(d2t.min()) <= int(d2t.max()) < config.vocab_size:
+        raise ModelMismatchError(f"{path}: d2t names tokens beyond vocab_size {config.vocab_size}")
+    drafter = build_drafter(config, _cast(tensors, dtype), d2t).to(dtype)
+    state = {_to_module_key(key): value.to(dtype) for key, value in stored.items()}
+    drafter.load_state_dict(state, strict=False)
+    _take_copies(drafter, copies, tensors, directory)
+    return drafter.eval()
+
+
+def _read_weights(directory: Path) -> dict[str, Tensor]:
     path = directory / WEIGHTS
     if not path.is_file():
         raise ModelMismatchError(f"{directory} holds no {WEIGHTS}")
-    with safe_open(path, "pt") as file:
-        stored = {key: file.get_tensor(key) for key in file.keys() if key not in SHARED_KEYS}  # noqa: SIM118
-    d2t = stored.pop("d2t", None)
-    if (d2t is None) != (config.draft_vocab_size == 0):
-        raise ModelMismatchError(f"{directory}: draft_vocab_size and the tensor d2t must come together")
-    tensors = read_target_tensors(target)
-    drafter = build_drafter(config, {key: value.to(dtype) for key, value in tensors.items()}, d2t).to(dtype)
-    drafter.d2t = drafter.d2t.to(torch.int64)
-    state = {_to_module_key(key): value.to(dtype) for key, value in stored.items()}
-    expected = {key: value for key, value in drafter.state_dict().items() if key != "d2t"}
-    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-    if missing or unknown:
-        raise ModelMismatchError(f"{path}: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
-    for key, value in state.items():
-        if value.shape != expected[key].shape:
-            raise ModelMismatchError(
-                f"{path}: {key} has shape {tuple(value.shape)}, "
-                f"the configuration says {tuple(expected[key].shape)}"
-            )
-    drafter.load_state_dict(state, strict=False)
-    return drafter.eval()
+    try:
+        with safe_open(path, "pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise ModelMismatchError(f"{path} cannot be read: {error}") from None
+
+
+def _cast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The target's rows in a dtype; a head that is the embedding stays one tensor with it."""
+    cast = {key: value.to(dtype) for key, value in tensors.items()}
+    return {**cast, "head": cast["embed"]} if tensors["head"] is tensors["embed"] else cast
+
+
+def _take_copies(
+    drafter: DSparkDrafter, copies: dict[str, Tensor | None], target: dict[str, Tensor], directory: Path
+) -> None:
+    """Keep the stored copies of embedding and head that are not the target's rows."""
+    head = target["head"][drafter.d2t] if drafter.config.draft_vocab_size else target["head"]
+    for (name, copy), theirs in zip(copies.items(), (target["embed"], head), strict=True):
+        if copy is None or torch.equal(copy, theirs.to(copy.dtype)):
+            continue
+        _log.warning(
+            "%s: %s.weight differs from the target's rows and is used in their place; "
+            "if drafts are rejected often, see whether this is the drafter's target",
+            directory,
+            name,
+        )
+        setattr(drafter, name, copy.to(drafter.embed_tokens.dtype))
+        drafter.own_rows |= {name}

@@ -1,23 +1,29 @@
-"""The configuration of a drafter, as DeepSpec writes it in `config.json`, plus the draft vocabulary."""
+"""The configuration of a drafter: DeepSpec's keys as fields, plus the draft vocabulary."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from dspark.errors import ModelMismatchError
 
-ARCHITECTURE = "Qwen3DSparkModel"
+# DeepSpec's names of the backbones; both hold DSpark and DFlash drafters.
+QWEN3, GEMMA4 = "Qwen3DSparkModel", "Gemma4DSparkModel"
+MARKOV_HEAD_TYPES = ("vanilla", "gated", "rnn")
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
     """Shape of a DSpark drafter (DeepSpec checkpoint keys; `gamma` is DeepSpec's `block_size`).
 
-    `draft_vocab_size` is ours: 0 means the full vocabulary, otherwise the checkpoint holds a map `d2t` from
-    draft ids to target ids and the Markov output has that many rows.
+    With `markov_rank` 0 and no confidence head this is a DFlash drafter. `draft_vocab_size` is ours: 0 means
+    the full vocabulary, otherwise the checkpoint holds a map `d2t` from draft ids to target ids and the
+    Markov output has that many rows. `head_dim` and `num_key_value_heads` are those of the draft layers: of a
+    Gemma the global ones.
+
+    Attributes:
+        partial_rotary_factor: share of a head that turns with its position.
+        attention_k_eq_v: values are made of the keys' projection.
+        final_logit_softcapping: base logits stay within plus and minus this; 0: no cap.
     """
 
     vocab_size: int
@@ -32,26 +38,62 @@ class DrafterConfig:
     mask_token_id: int
     gamma: int = 7
     markov_rank: int = 256
+    markov_head_type: str = "vanilla"
     draft_vocab_size: int = 0
     rms_norm_eps: float = 1e-6
     rope_theta: float = 1e6
     max_position_embeddings: int = 40960
+    attention_bias: bool = False
     has_confidence_head: bool = True
+    confidence_head_with_markov: bool = True
+    architecture: str = QWEN3
+    partial_rotary_factor: float = 1.0
+    attention_k_eq_v: bool = False
+    final_logit_softcapping: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot be a drafter."""
-        ids = self.target_layer_ids
-        if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= self.num_target_layers - 1:
-            raise ModelMismatchError(
-                f"target_layer_ids {list(ids)} must rise strictly within [0, {self.num_target_layers - 2}] "
-                f"(the last of the {self.num_target_layers} target layers cannot be tapped)"
-            )
+        self._check_taps()
+        self._check_heads()
         if self.gamma < 1:
             raise ModelMismatchError(f"block_size must be at least 1, not {self.gamma}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelMismatchError("num_attention_heads must be a multiple of num_key_value_heads")
         if not 0 <= self.draft_vocab_size <= self.vocab_size:
             raise ModelMismatchError("draft_vocab_size must lie between 0 (all) and vocab_size")
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise ModelMismatchError(
+                f"mask_token_id {self.mask_token_id} must be a token below vocab_size {self.vocab_size}"
+            )
+
+    def _check_taps(self) -> None:
+        ids = self.target_layer_ids
+        if ids and ids[0] == -1:
+            raise ModelMismatchError(
+                "target_layer_ids holds -1, the embedding output, which the target engine cannot tap"
+            )
+        if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= self.num_target_layers - 1:
+            raise ModelMismatchError(
+                f"target_layer_ids {list(ids)} must rise strictly within [0, {self.num_target_layers - 2}] "
+                f"(the last of the {self.num_target_layers} target layers cannot be tapped)"
+            )
+
+    def _check_heads(self) -> None:
+        if self.markov_rank < 0:
+            raise ModelMismatchError(f"markov_rank must be at least 0 (no head), not {self.markov_rank}")
+        if self.markov_head_type not in MARKOV_HEAD_TYPES:
+            raise ModelMismatchError(
+                f"markov_head_type {self.markov_head_type!r} is not one of {', '.join(MARKOV_HEAD_TYPES)}"
+            )
+        if self.has_confidence_head and self.confidence_head_with_markov and self.markov_rank == 0:
+            raise ModelMismatchError(
+                "confidence_head_with_markov needs a Markov head, but markov_rank is 0: set it to false"
+            )
+
+    @property
+    def kind(self) -> str:
+        """What its authors call it: DFlash is a backbone without heads."""
+        return "DSpark" if self.markov_rank or self.has_confidence_head else "DFlash"
 
     @property
     def num_draft_tokens(self) -> int:
@@ -63,70 +105,12 @@ class DrafterConfig:
         """Width of one row of target features, L*H."""
         return len(self.target_layer_ids) * self.hidden_size
 
+    @property
+    def attention_scale(self) -> float:
+        """Of the attention scores; a Gemma relies on the norms of its queries and keys."""
+        return 1.0 if self.architecture == GEMMA4 else self.head_dim**-0.5
 
-def read_config(directory: Path) -> DrafterConfig:
-    """Read `config.json` of a drafter directory.
-
-    Raises:
-        ModelMismatchError: the directory holds no DSpark drafter that this code can run; says why.
-    """
-    path = directory / "config.json"
-    if not path.is_file():
-        raise ModelMismatchError(f"{directory} holds no config.json: not a drafter directory")
-    raw: dict[str, Any] = json.loads(path.read_text())
-    architectures = raw.get("architectures") or []
-    if ARCHITECTURE not in architectures:
-        raise ModelMismatchError(
-            f"{directory}: architecture {architectures} is not {ARCHITECTURE}; pass a DSpark drafter"
-        )
-    rope = raw.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ModelMismatchError(
-            f"{directory}: rope_type {rope['rope_type']!r} is not supported, only 'default'"
-        )
-    try:
-        return DrafterConfig(
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            intermediate_size=raw["intermediate_size"],
-            num_attention_heads=raw["num_attention_heads"],
-            num_key_value_heads=raw["num_key_value_heads"],
-            head_dim=raw["head_dim"],
-            num_hidden_layers=raw["num_hidden_layers"],
-            num_target_layers=raw["num_target_layers"],
-            target_layer_ids=tuple(raw["target_layer_ids"]),
-            mask_token_id=raw["mask_token_id"],
-            gamma=raw["block_size"],
-            markov_rank=raw["markov_rank"],
-            draft_vocab_size=raw.get("draft_vocab_size", 0),
-            rms_norm_eps=raw["rms_norm_eps"],
-            rope_theta=rope.get("rope_theta", raw.get("rope_theta", 1e6)),
-            max_position_embeddings=raw["max_position_embeddings"],
-            has_confidence_head=raw.get("enable_confidence_head", False),
-        )
-    except KeyError as missing:
-        raise ModelMismatchError(f"{path} lacks the key {missing}") from None
-
-
-def write_config(config: DrafterConfig, directory: Path) -> None:
-    """Write `config.json` with DeepSpec's keys."""
-    raw = asdict(config)
-    gamma, confidence = raw.pop("gamma"), raw.pop("has_confidence_head")
-    theta = raw.pop("rope_theta")
-    document = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "qwen3",
-        **raw,
-        "target_layer_ids": list(config.target_layer_ids),
-        "block_size": gamma,
-        "enable_confidence_head": confidence,
-        "confidence_head_with_markov": confidence,
-        "markov_head_type": "vanilla",
-        "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
-        "layer_types": ["full_attention"] * config.num_hidden_layers,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-    }
-    (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+    @property
+    def embedding_scale(self) -> float:
+        """Of the embedded tokens."""
+        return self.hidden_size**0.5 if self.architecture == GEMMA4 else 1.0

@@ -67,6 +67,18 @@ def prepare_target(source: str | None, cache_dir: Path, progress: Callable[[floa
     return _convert_once(path, cache_dir, progress)
 
 
+def find_prepared(source: str | None, cache_dir: Path) -> Path | None:
+    """The directory that `prepare_target` would return, where it is there without a conversion.
+
+    Raises:
+        ConfigurationError: the default target is not installed.
+    """
+    path = _find_default() if source is None or source == DEFAULT_TARGET else Path(source).expanduser()
+    if path.is_file():
+        path = _converted(path, cache_dir)
+    return path if path.is_dir() else None
+
+
 def check_family(model_type: str | None, where: str) -> None:
     """Raise ModelMismatchError unless models of this type can be the target."""
     if model_type not in TARGET_FAMILIES:
@@ -127,16 +139,15 @@ def _find_default() -> Path:
 
 
 def _convert_once(gguf: Path, cache_dir: Path, progress: Callable[[float], None]) -> Path:
-    folder = cache_dir / "targets" / _conversion_key(gguf)
-    target = folder / gguf.stem
+    target = _converted(gguf, cache_dir)
     if target.is_dir():
         return target
     progress(0.0)
     # Imported late: it loads torch and transformers, and most calls find the directory made.
     from dspark.models.conversion import convert
 
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="converting-", dir=folder))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="converting-", dir=target.parent))
     try:
         convert(gguf, scratch, progress)
         # Only the last step makes the directory visible; who comes second keeps the first one's.
@@ -145,6 +156,11 @@ def _convert_once(gguf: Path, cache_dir: Path, progress: Callable[[float], None]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def _converted(gguf: Path, cache_dir: Path) -> Path:
+    """Where the conversion of a file is kept."""
+    return cache_dir / "targets" / _conversion_key(gguf) / gguf.stem
 
 
 def _conversion_key(gguf: Path) -> str:

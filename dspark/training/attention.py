@@ -1,56 +1,79 @@
-"""Dense attention of training: each block sees the context before its anchor, and itself (DeepSpec 2.4)."""
+"""Attention of training: each block sees the context before its anchor, and itself (DeepSpec 2.4)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+# Blocks of one sample attended together. Their anchors are neighbours, so few keys after an anchor are
+# computed in vain.
+_BLOCKS_TOGETHER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Neighbouring blocks of one sample: their rows, the context rows before the last anchor."""
+
+    blocks: slice
+    context: slice
+    # [A, 1, T] whether the context token lies before the anchor, as 0 or -inf
+    bias: Tensor
+
 
 class BlockAttention:
-    """Attention over padded contexts and the blocks drawn from them.
+    """Attention over contexts and the blocks drawn from them, both packed without padding.
 
-    The context of a block is every position strictly before its anchor; inside the block attention is
-    bidirectional; blocks do not see each other.
+    Where samples and blocks begin stands in offsets, and a block knows its anchor: no mask of all queries by
+    all keys exists. The context of a block is every position strictly before its anchor; inside the block
+    attention is bidirectional; blocks do not see each other.
     """
 
     def __init__(
         self,
-        contexts: list[tuple[Tensor, Tensor]],  # per layer keys and values, each [B*T, Hkv, D]
-        anchors: Tensor,  # [B, A]
+        contexts: list[tuple[Tensor, Tensor]],  # per layer keys and values, each [T, Hkv, D]
+        token_starts: tuple[int, ...],  # [S+1]
+        block_starts: tuple[int, ...],  # [S+1]
+        anchors: Tensor,  # [R], ascending within a sample
         gamma: int,
         dtype: torch.dtype,
     ) -> None:
-        self._batch, self._num_anchors = anchors.shape
-        self._gamma, self._dtype = gamma, dtype
-        self._contexts = contexts
-        width = contexts[0][0].shape[0] // self._batch
-        hidden = torch.arange(width) >= anchors[:, :, None]
-        # [B, 1, A, 1, T]: additive mask over context keys
-        self._mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-        self._mask = self._mask[:, None, :, None, :]
+        self._contexts, self._gamma, self._dtype = contexts, gamma, dtype
+        self._groups: list[_Group] = []
+        for sample, first_token in enumerate(token_starts[:-1]):
+            for first in range(block_starts[sample], block_starts[sample + 1], _BLOCKS_TOGETHER):
+                blocks = slice(first, min(first + _BLOCKS_TOGETHER, block_starts[sample + 1]))
+                width = int(anchors[blocks.stop - 1])
+                hidden = torch.arange(width) >= anchors[blocks, None, None]
+                bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+                self._groups.append(_Group(blocks, slice(first_token, first_token + width), bias))
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend: query [N, Hq, D], key and value [N, Hkv, D] with N = B*A*G, to [N, Hq, D]."""
+        """Attend: query [N, Hq, D], key and value [N, Hkv, D] with N = R*G, to [N, Hq, D]."""
         kv_heads, head_dim = key.shape[1:]
-        groups = query.shape[1] // kv_heads
-        blocks = (self._batch, self._num_anchors, self._gamma)
-        context_key, context_value = (
-            part.to(self._dtype).view(self._batch, -1, kv_heads, head_dim).transpose(1, 2)
-            for part in self._contexts[layer]
-        )
-        # [B, Hkv, A, G*groups, D]
-        queries = query.to(self._dtype).view(*blocks, kv_heads, groups, head_dim) * head_dim**-0.5
-        queries = queries.permute(0, 3, 1, 2, 4, 5).flatten(3, 4)
-        own_key, own_value = (
-            part.to(self._dtype).view(*blocks, kv_heads, head_dim).permute(0, 3, 1, 2, 4)
+        shared = query.shape[1] // kv_heads
+        # [Hkv, T, D] and [Hkv, R, G, D]; queries of the heads that share keys lie side by side
+        context = [part.to(self._dtype).transpose(0, 1) for part in self._contexts[layer]]
+        own = [
+            part.to(self._dtype).view(-1, self._gamma, kv_heads, head_dim).permute(2, 0, 1, 3)
             for part in (key, value)
-        )
-        flat = queries.flatten(2, 3)
-        over_context = (flat @ context_key.transpose(2, 3)).view(*queries.shape[:4], -1) + self._mask
-        over_block = queries @ own_key.transpose(3, 4)
-        probs = torch.softmax(torch.cat((over_context, over_block), dim=-1), dim=-1)
-        width = context_key.shape[2]
-        out = (probs[..., :width].flatten(2, 3) @ context_value).view_as(queries)
-        out = out + probs[..., width:] @ own_value
-        out = out.view(self._batch, kv_heads, self._num_anchors, self._gamma, groups, head_dim)
-        return out.permute(0, 2, 3, 1, 4, 5).reshape(query.shape)
+        ]
+        queries = (query.to(self._dtype) * head_dim**-0.5).view(-1, self._gamma, kv_heads, shared, head_dim)
+        queries = queries.permute(2, 0, 1, 3, 4).flatten(2, 3)  # [Hkv, R, G*shared, D]
+        outs = [self._attend(group, queries, context, own) for group in self._groups]
+        out = torch.cat(outs, dim=1).view(kv_heads, -1, self._gamma, shared, head_dim)
+        return out.permute(1, 2, 0, 3, 4).reshape(query.shape)
+
+    def _attend(self, group: _Group, queries: Tensor, context: list[Tensor], own: list[Tensor]) -> Tensor:
+        """One group: [Hkv, A, G*shared, D]."""
+        query = queries[:, group.blocks]
+        keys, values = (part[:, group.context] for part in context)
+        own_keys, own_values = (part[:, group.blocks] for part in own)
+        over_context = (query.flatten(1, 2) @ keys.transpose(1, 2)).view(*query.shape[:3], -1) + group.bias
+        over_block = query @ own_keys.transpose(2, 3)
+        scores = torch.cat((over_context, over_block), dim=-1)
+        probs = torch.softmax(scores, dim=-1, dtype=torch.float32).to(self._dtype)
+        width = keys.shape[1]
+        out = (probs[..., :width].flatten(1, 2) @ values).view_as(query)
+        return out + probs[..., width:] @ own_values

@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dspark.errors import ConfigurationError
 from dspark.training.features import FeatureCache
 from dspark.training.losses import Teacher
 
 
+class AnchorRule(StrEnum):
+    """Which positions may anchor a block; each has a label that is the target's own."""
+
+    # From the last prompt token on, which is what serving drafts from first.
+    SERVING = "serving"
+    # The anchor itself is the target's, too, and samples of fewer than 2*gamma response tokens are left out
+    # (DeepSpec sections 4.1 and 5).
+    PUBLISHED = "published"
+
+
 @dataclass(frozen=True, slots=True)
 class BlockBatch:
-    """Blocks of one step: B samples, A anchors each, G slots per block.
+    """R blocks of G slots, drawn from S samples that lie one after another, unpadded.
+
+    G is gamma or, while blocks grow, less.
 
     Attributes:
-        features: [B, T, L*H] bfloat16, zero where padded.
-        anchors: [B, A] positions of the anchor tokens.
-        tokens: [B, A, G+1] anchor token and the G tokens that followed (clamped at the end).
-        is_valid: [B, A, G] whether the slot's label exists and is the target's own.
-        teacher: for the B*A*G slots, flattened.
+        features: [T, L*H] bfloat16, T tokens of all samples.
+        token_starts: S+1 offsets of the samples in `features`.
+        block_starts: S+1 offsets of the blocks of each sample.
+        anchors: [R] position of the anchor token in its sample, ascending within a sample.
+        tokens: [R, G+1] anchor token and the G tokens that followed (the last one repeated at the end).
+        is_valid: [R, G] whether the slot's label exists and is the target's own.
+        teacher: for the R*G slots, flattened.
     """
 
     features: Tensor
+    token_starts: tuple[int, ...]
+    block_starts: tuple[int, ...]
     anchors: Tensor
     tokens: Tensor
     is_valid: Tensor
@@ -34,10 +52,10 @@ class BlockBatch:
 
 
 class BlockSampler:
-    """Draws batches of samples of similar length and, in each, anchors without replacement.
+    """Batches of samples of similar length and, in each, anchors without replacement.
 
-    A candidate anchor has a label that is the target's own: positions prompt_len - 1 .. length - 2
-    (DeepSpec section 4.1, and also the last prompt token, which serving drafts from).
+    A batch is a function of the seed and its number alone, so a position in the data is that number: nothing
+    has to be restored when a run goes on, and processes can share the batches out without a word.
     """
 
     def __init__(
@@ -50,55 +68,102 @@ class BlockSampler:
         batch_samples: int,
         anchors_per_sample: int,
         seed: int,
+        rule: AnchorRule = AnchorRule.SERVING,
     ) -> None:
         self._cache, self._t2d, self._gamma = cache, t2d, gamma
         self._batch_samples, self._anchors_per_sample = batch_samples, anchors_per_sample
+        self._seed, self._rule = seed, rule
+        if rule is AnchorRule.PUBLISHED:
+            rows = cache.index[samples]
+            samples = samples[rows[:, 1] - rows[:, 2] >= 2 * gamma]
+        if len(samples) < batch_samples:
+            raise ConfigurationError(
+                f"{len(samples)} samples are not one batch of {batch_samples}; "
+                "pass a smaller --batch or more data"
+            )
         self._samples = samples
-        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._epoch: tuple[int, list[npt.NDArray[np.int64]]] = (-1, [])
 
-    def __iter__(self) -> Iterator[BlockBatch]:
-        """Endless batches, reshuffled each epoch."""
-        while True:
-            for members in self.epoch():
-                yield self.batch(members)
+    def __len__(self) -> int:
+        """Batches of one epoch; what does not fill one is left out, another part each epoch."""
+        return len(self._samples) // self._batch_samples
 
-    def epoch(self) -> list[npt.NDArray[np.int64]]:
+    def identity(self) -> dict[str, int | str]:
+        """What batches depend on; samplers with the same identity draw the same ones."""
+        return {
+            "seed": self._seed,
+            "batch": self._batch_samples,
+            "anchors_per_sample": self._anchors_per_sample,
+            "gamma": self._gamma,
+            "data": f"{zlib.crc32(self._cache.index[self._samples].tobytes()):08x}",
+        }
+
+    def batch(self, number: int, block_len: int | None = None) -> BlockBatch:
+        """Batch `number`, counted from 0 through all epochs.
+
+        Args:
+            number: of the batch.
+            block_len: slots of a block; None: gamma. Shorter blocks are as many more, and blocks of one slot
+                begin at every position: the drafter is an ordinary causal model then.
+        """
+        bits = np.random.PCG64([self._seed, 1, number])
+        return self._assemble(self.members(number), np.random.Generator(bits), block_len or self._gamma)
+
+    def members(self, number: int) -> npt.NDArray[np.int64]:
+        """The samples of batch `number`, as rows of the cache's index, in the order of the batch."""
+        epoch, place = divmod(number, len(self))
+        if self._epoch[0] != epoch:
+            self._epoch = (epoch, self._shuffled(epoch))
+        return self._epoch[1][place]
+
+    def _shuffled(self, epoch: int) -> list[npt.NDArray[np.int64]]:
         """Members of every batch of one epoch, in random order, each of similar lengths."""
-        lengths = self._cache.index[self._samples, 1] + self._rng.uniform(0, 24, len(self._samples))
-        ordered = self._samples[np.argsort(lengths)]
-        size = self._batch_samples
-        batches = [ordered[start : start + size] for start in range(0, len(ordered) - size + 1, size)]
-        self._rng.shuffle(batches)
+        rng = np.random.Generator(np.random.PCG64([self._seed, 0, epoch]))
+        kept = rng.permutation(self._samples)[: len(self) * self._batch_samples]
+        lengths = self._cache.index[kept, 1] + rng.uniform(0, 24, len(kept))
+        batches = list(kept[np.argsort(lengths)].reshape(len(self), self._batch_samples))
+        rng.shuffle(batches)
         return batches
 
-    def _anchors(self, length: int, prompt_len: int) -> npt.NDArray[np.int64]:
-        candidates = np.arange(prompt_len - 1, length - 1)
-        wanted = self._anchors_per_sample
-        replace = len(candidates) < wanted
-        return np.sort(self._rng.choice(candidates, wanted, replace=replace))
+    def _anchors(
+        self, rng: np.random.Generator, length: int, prompt_len: int, block_len: int
+    ) -> npt.NDArray[np.int64]:
+        first = prompt_len - (self._rule is AnchorRule.SERVING)
+        count = length - 1 - first
+        if block_len > 1 or self._gamma == 1:
+            count = min(self._anchors_per_sample * self._gamma // block_len, count)
+        return np.sort(rng.choice(np.arange(first, length - 1), count, replace=False))
 
-    def batch(self, members: npt.NDArray[np.int64]) -> BlockBatch:
-        """Assemble one batch."""
+    def _assemble(
+        self, members: npt.NDArray[np.int64], rng: np.random.Generator, block_len: int
+    ) -> BlockBatch:
         rows = self._cache.index[members]
-        width, gamma = int(rows[:, 1].max()), self._gamma
-        anchors = np.stack([self._anchors(int(length), int(prompt)) for _, length, prompt in rows])
-        features = torch.zeros(len(rows), width, self._feature_size(), dtype=torch.bfloat16)
-        for number, (offset, length, _) in enumerate(rows):
-            features[number, :length] = self._cache.features(offset, offset + length)
-        # [B, A, G+1]: positions of the anchor and of the labels
-        positions = anchors[:, :, None] + np.arange(gamma + 1)
-        last = rows[:, 1, None, None] - 1
-        is_valid = torch.from_numpy(positions[:, :, 1:] <= last)
-        absolute = np.minimum(positions, last) + rows[:, 0, None, None]
+        anchors = [self._anchors(rng, int(length), int(prompt), block_len) for _, length, prompt in rows]
+        counts = [len(one) for one in anchors]
+        # [R, 1] first token and length of the sample of each block
+        offset, length = (np.repeat(rows[:, column], counts)[:, None] for column in (0, 1))
+        # [R, G+1]: positions of the anchor and of the labels
+        positions = np.concatenate(anchors)[:, None] + np.arange(block_len + 1)
+        is_valid = torch.from_numpy(positions[:, 1:] < length)
+        absolute = np.minimum(positions, length - 1) + offset
         tokens = torch.from_numpy(self._cache.tokens(absolute).astype(np.int64))
         # the token at position p is predicted by the target's state at p - 1
-        sources = absolute[:, :, :-1].reshape(-1)
+        sources = absolute[:, :-1].reshape(-1)
         teacher = Teacher(
             last=self._cache.last(sources),
             log_norm=self._cache.log_norm(sources),
-            labels=self._t2d[tokens[:, :, 1:].reshape(-1)],
+            labels=self._t2d[tokens[:, 1:].reshape(-1)],
         )
-        return BlockBatch(features, torch.from_numpy(anchors), tokens, is_valid, teacher)
+        return BlockBatch(
+            features=torch.cat([self._cache.features(start, start + size) for start, size, _ in rows]),
+            token_starts=_offsets(rows[:, 1].tolist()),
+            block_starts=_offsets(counts),
+            anchors=torch.from_numpy(positions[:, 0].copy()),
+            tokens=tokens,
+            is_valid=is_valid,
+            teacher=teacher,
+        )
 
-    def _feature_size(self) -> int:
-        return len(self._cache.target_layer_ids) * self._cache.hidden_size
+
+def _offsets(counts: list[int]) -> tuple[int, ...]:
+    return (0, *np.cumsum(counts).tolist())

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from dspark.models.config import DrafterConfig
+from dspark.models.summary import describe_heads
 from dspark.training.calibrate import CalibrationResult
 from dspark.training.features import FeatureCache
+from dspark.training.recipe import Recipe
 
 
 def write_card(
@@ -17,19 +19,26 @@ def write_card(
     cache: FeatureCache,
     metrics: dict[str, float],
     result: CalibrationResult,
+    recipe: Recipe,
 ) -> None:
     """Write `README.md` from the run's own figures."""
     response_tokens = int((cache.index[:, 1] - cache.index[:, 2]).sum())
+    loss = recipe.loss
     lines = [
-        "# DSpark drafter",
+        f"# {config.kind} drafter",
         "",
         f"- Shape: {config.num_hidden_layers} layers, gamma {config.gamma}, target layers "
-        f"{list(config.target_layer_ids)}, Markov rank {config.markov_rank}, draft vocabulary "
+        f"{list(config.target_layer_ids)}, {describe_heads(config)}, draft vocabulary "
         f"{config.num_draft_tokens} of {config.vocab_size}.",
         f"- Made by: `{command}`",
         f"- Data: {len(cache)} responses of the target, {response_tokens} response tokens.",
         f"- Training: {metrics['blocks']:.0f} blocks in "
-        f"{metrics['step']:.0f} steps, {metrics['hours']:.2f} hours.",
+        f"{metrics['step']:.0f} steps, {metrics['hours']:.2f} hours, at most "
+        f"{metrics['peak_memory_mib']:.0f} MiB resident.",
+        f"- Losses: {loss.hard:g} cross entropy of the label, {loss.soft:g} of the distribution, {loss.tv:g} "
+        f"total variation, {loss.confidence:g} confidence; position weights fall by e in "
+        f"{recipe.position_decay:g} slots; {recipe.optimiser}, {recipe.schedule}, anchors as in "
+        f"{recipe.anchors}.",
         "- Held out, teacher-forced, tokens committed per round: "
         f"{metrics['mean_committed_greedy']:.2f} greedy, "
         f"{metrics['mean_committed_sampled']:.2f} sampled at temperature 1.",

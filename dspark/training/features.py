@@ -6,16 +6,18 @@ A cache directory holds, for all samples one after another:
     last.bin       bfloat16 [N, H]      final hidden states after the target's last norm
     log_norm.bin   float32 [N]          log-normaliser of the target's full-vocabulary logits
     index.npy      int64 [samples, 3]   offset, length, prompt length
-    manifest.json  shapes, layer ids, target
+    manifest.json  shapes, layer ids, target; there only when the cache is finished
+    journal.jsonl  what has been written so far, with checksums (see feature_files.py)
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +30,8 @@ from dspark.engine.loading import LoadedTarget
 from dspark.engine.pages import PAGE_SIZE
 from dspark.engine.target import make_pool
 from dspark.errors import ModelMismatchError
+from dspark.training.feature_files import JOURNAL, GrowingFiles, check_files
 from dspark.training.responses import Sample
-
-FILES = ("tokens.bin", "features.bin", "last.bin", "log_norm.bin")
 
 
 class FeatureExtractor:
@@ -64,11 +65,6 @@ def _spans(lengths: Sequence[int]) -> list[Span]:
     return spans
 
 
-def _write(file: BinaryIO, rows: Tensor) -> None:
-    words = rows.contiguous()
-    file.write((words.view(torch.int16) if words.dtype == torch.bfloat16 else words).numpy().tobytes())
-
-
 def _batches(samples: Sequence[Sample], tokens_per_batch: int) -> Iterator[list[Sample]]:
     """Samples in order, at most `tokens_per_batch` tokens together (one longer sample goes alone)."""
     batch: list[Sample] = []
@@ -93,10 +89,12 @@ def build_cache(
     cache_dir: Path,
     tokens_per_batch: int = 2048,
 ) -> None:
-    """Compute and write the features of all samples; the manifest is written last.
+    """Compute and write the features of all samples, going on where an earlier call was interrupted.
+
+    What lies there is kept as far as it is of the same samples and target and its bytes are undamaged.
 
     Args:
-        directory: new or incomplete cache directory; an incomplete one is overwritten.
+        directory: of the cache.
         samples: what to run.
         target: loaded in bfloat16 with `target_layer_ids` tapped.
         target_layer_ids: recorded in the manifest.
@@ -104,33 +102,34 @@ def build_cache(
         cache_dir: where built kernels are kept.
         tokens_per_batch: tokens of one forward pass.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    extractor = FeatureExtractor(target, cache_dir, tokens_per_batch)
-    total, done = sum(len(sample.token_ids) for sample in samples), 0
-    index: list[tuple[int, int, int]] = []
-    files = [(directory / name).open("wb") for name in FILES]
-    try:
-        for batch in _batches(samples, tokens_per_batch):
-            ids = torch.tensor([token for sample in batch for token in sample.token_ids], dtype=torch.int32)
-            for file, rows in zip(files, (ids, *extractor.run(batch)), strict=True):
-                _write(file, rows)
-            for sample in batch:
-                index.append((done, len(sample.token_ids), sample.prompt_len))
-                done += len(sample.token_ids)
-            progress(done, total)
-    finally:
-        for file in files:
-            file.close()
-    np.save(directory / "index.npy", np.array(index, dtype=np.int64))
-    manifest = {
-        "num_tokens": total,
-        "num_samples": len(samples),
+    origin = {
         "target": target.name,
         "target_layer_ids": list(target_layer_ids),
         "hidden_size": target.config.hidden_size,
         "vocab_size": target.config.vocab_size,
     }
-    (directory / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    lengths = np.array([len(sample.token_ids) for sample in samples])
+    total = int(lengths.sum())
+    files = GrowingFiles(directory, origin, samples)
+    try:
+        todo = samples[files.num_samples :]
+        done = total - sum(len(sample.token_ids) for sample in todo)
+        # The pages of the extractor are not needed where nothing is left to do.
+        extractor = FeatureExtractor(target, cache_dir, tokens_per_batch) if todo else None
+        for batch in _batches(todo, tokens_per_batch):
+            assert extractor is not None, "made above"
+            ids = torch.tensor([token for sample in batch for token in sample.token_ids], dtype=torch.int32)
+            files.append(batch, (ids, *extractor.run(batch)))
+            done += len(ids)
+            progress(done, total)
+    finally:
+        files.close()
+    index = np.stack((np.cumsum(lengths) - lengths, lengths, [one.prompt_len for one in samples]), axis=1)
+    np.save(directory / "index.npy", index.astype(np.int64))
+    manifest = {"num_tokens": total, "num_samples": len(samples), **origin}
+    partial = directory / "manifest.partial"
+    partial.write_text(json.dumps(manifest, indent=2) + "\n")
+    os.replace(partial, directory / "manifest.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +148,7 @@ class FeatureCache:
 
     def __init__(self, directories: Sequence[Path]) -> None:
         manifests = [_read_manifest(directory) for directory in directories]
+        self._directories = list(directories)
         first = manifests[0]
         for directory, manifest in zip(directories, manifests, strict=True):
             for key in ("target_layer_ids", "hidden_size", "vocab_size"):
@@ -175,6 +175,18 @@ class FeatureCache:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def check(self) -> list[Path]:
+        """Compare all bytes with their checksums; returns the caches that have none, of earlier versions.
+
+        Raises:
+            ModelMismatchError: a file was damaged; says where.
+        """
+        has_checksums = [(directory / JOURNAL).is_file() for directory in self._directories]
+        for directory, is_checkable in zip(self._directories, has_checksums, strict=True):
+            if is_checkable:
+                check_files(directory)
+        return [one for one, known in zip(self._directories, has_checksums, strict=True) if not known]
 
     def _open(self, directory: Path, base: int, count: int) -> _Shard:
         width = len(self.target_layer_ids) * self.hidden_size

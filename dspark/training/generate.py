@@ -180,17 +180,15 @@ def done_ids(path: Path) -> set[str]:
 def write_rows(
     path: Path,
     results: Iterator[tuple[Job, list[int], FinishReason]],
-    to_row: Callable[[Job, list[int], FinishReason], dict[str, Any] | None],
+    to_row: Callable[[Job, list[int], FinishReason], dict[str, Any]],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Append a row per result; `to_row` may refuse one. `progress` gets rows and output tokens so far."""
+    """Append a row per result, at once. `progress` gets rows and output tokens so far."""
     num_rows = num_tokens = 0
     with path.open("a", encoding="utf-8") as file:
         for job, output, reason in results:
             num_tokens += len(output)
-            row = to_row(job, output, reason)
-            if row is not None:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                file.flush()
-                num_rows += 1
+            file.write(json.dumps(to_row(job, output, reason), ensure_ascii=False) + "\n")
+            file.flush()
+            num_rows += 1
             progress(num_rows, num_tokens)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dspark.models.heads import peak_logits
 from dspark.training.fused_loss import FusedLoss
 
 # Rows whose logits are alive at once: small enough to stay in the processor's cache.
@@ -95,37 +96,39 @@ def _fused_chunk(
 
 
 class VocabularyLoss(torch.autograd.Function):
-    """Weighted sum of the vocabulary losses; returns (loss, overlap [N], agreement [N]).
+    """Weighted sum of the vocabulary losses; returns (loss, overlap [N], agreement [N], peak [N]).
 
     overlap is 1 - tv, the probability that rejection sampling accepts (paper eq. 8); agreement says whether
-    both argmaxes coincide, which is what greedy decoding accepts (NaN while gradients are wanted).
+    both argmaxes coincide, which is what greedy decoding accepts; peak is the logit of the drafter's
+    probability of its best token. The last two are NaN while gradients are wanted.
     """
 
     @staticmethod
     def forward(  # noqa: D102 - torch's own protocol
         ctx: Any,
         hidden: Tensor,  # [N, H]
-        embedded: Tensor,  # [N, rank]
+        mixed: Tensor,  # [N, rank], what W2 multiplies
         markov_w2: Tensor,  # [Vd, rank]
         lm_head: Tensor,  # [Vd, H] bfloat16 or float32, frozen; its dtype is that of all products
         teacher: Teacher,
-        weights: Tensor,  # [N], summing to one
+        weights: Tensor,  # [N]
         loss: LossWeights,
         fused: FusedLoss | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        # one product for base logits and Markov bias: [h; e] @ [head | W2]
-        states = torch.cat((hidden.to(lm_head.dtype), embedded.to(lm_head.dtype)), dim=-1)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        # one product for base logits and Markov bias: [h; u] @ [head | W2]
+        states = torch.cat((hidden.to(lm_head.dtype), mixed.to(lm_head.dtype)), dim=-1)
         output = torch.cat((lm_head, markov_w2.to(lm_head.dtype)), dim=-1)
         gradients = torch.empty_like(states)
         grad_w2 = torch.zeros(markov_w2.shape, dtype=torch.float32)
-        overlap, agree = torch.empty(len(states)), torch.full((len(states),), torch.nan)
+        overlap, agree, peak = (torch.full((len(states),), torch.nan) for _ in range(3))
         total = torch.zeros(())
         for start in range(0, len(states), CHUNK):
             rows = slice(start, start + CHUNK)
             logits = states[rows] @ output.t()
             target_logits = teacher.last[rows].to(lm_head.dtype) @ lm_head.t()
-            if not ctx.needs_input_grad[0]:  # held-out metrics: argmaxes cost too much for every step
+            if not ctx.needs_input_grad[0]:  # held-out metrics: they cost too much for every step
                 agree[rows] = (logits.argmax(-1) == target_logits.argmax(-1)).float()
+                peak[rows] = peak_logits(logits)
             part = Teacher(target_logits, teacher.log_norm[rows], teacher.labels[rows])
             run = _eager_chunk if fused is None else partial(_fused_chunk, fused)
             value, overlap[rows], gradient = run(logits, part, weights[rows], loss)
@@ -133,19 +136,19 @@ class VocabularyLoss(torch.autograd.Function):
             gradients[rows] = gradient @ output
             grad_w2 += gradient.t() @ states[rows, hidden.shape[-1] :]
         ctx.save_for_backward(gradients, grad_w2)
-        ctx.dtypes, ctx.hidden_size = (hidden.dtype, embedded.dtype), hidden.shape[-1]
-        ctx.mark_non_differentiable(overlap, agree)
-        return total, overlap, agree
+        ctx.dtypes, ctx.hidden_size = (hidden.dtype, mixed.dtype), hidden.shape[-1]
+        ctx.mark_non_differentiable(overlap, agree, peak)
+        return total, overlap, agree, peak
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
         states, grad_w2 = ctx.saved_tensors
         scale, size = gradients[0], ctx.hidden_size
-        grad_h, grad_e = (
+        grad_h, grad_u = (
             part.to(dtype) * scale
             for part, dtype in zip((states[:, :size], states[:, size:]), ctx.dtypes, strict=True)
         )
-        return (grad_h, grad_e, grad_w2 * scale, *[None] * 5)
+        return (grad_h, grad_u, grad_w2 * scale, *[None] * 5)
 
 
 def confidence_loss(confidence_logits: Tensor, overlap: Tensor, weights: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,11 @@ from torch import Tensor
 from dspark.decoding.types import FinishReason
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.target import TargetEngine, make_pool
-from dspark.errors import ConfigurationError
+from dspark.errors import ConfigurationError, ModelMismatchError
 from dspark.models.checkpoint import build_drafter, load_drafter, read_target_tensors
-from dspark.models.config import DrafterConfig
+from dspark.models.config import QWEN3, DrafterConfig
 from dspark.models.drafter import DSparkDrafter
-from dspark.training.blocks import BlockBatch, BlockSampler
+from dspark.training.blocks import AnchorRule, BlockBatch, BlockSampler
 from dspark.training.features import FeatureCache, build_cache
 from dspark.training.generate import (
     BatchGenerator,
@@ -78,7 +77,8 @@ def generate_data(work: Path, engine: TargetEngine, tokenizer: Any, plan: DataPl
         )
     prompts: list[dict[str, Any]] = []
     for path in (*plan.prompt_files, *((invented,) if invented.is_file() else ())):
-        prompts += [{"id": f"{path.stem}-{number}", **row} for number, row in enumerate(read_rows(path))]
+        rows = [{"id": f"{path.stem}-{number}", **row} for number, row in enumerate(read_rows(path))]
+        prompts += [row for row in rows if "refused" not in row]
     responses = work / "responses.jsonl"
     todo = response_jobs(prompts, tokenizer, seed=plan.seed, skip=done_ids(responses))
     write_rows(
@@ -91,18 +91,20 @@ def generate_data(work: Path, engine: TargetEngine, tokenizer: Any, plan: DataPl
 
 def _prompt_row(
     tokenizer: Any, engine: TargetEngine
-) -> Callable[[Job, list[int], Any], dict[str, Any] | None]:
-    def to_row(job: Job, output: list[int], _reason: Any) -> dict[str, Any] | None:
+) -> Callable[[Job, list[int], FinishReason], dict[str, Any]]:
+    def to_row(job: Job, output: list[int], reason: FinishReason) -> dict[str, Any]:
+        row = {"id": job.job_id, "source": "self", "finish_reason": reason.value}
+        # A refused prompt stays in the file, so that it is not made again.
         if output[-1] not in engine.info.eos_token_ids:
-            return None
+            return {**row, "refused": "no end"}
         text = (job.meta["lead"] + tokenizer.decode(output[:-1])).strip()
-        return {"id": job.job_id, "prompt": text, "source": "self"} if len(text) >= MIN_PROMPT_CHARS else None
+        return {**row, "prompt": text} if len(text) >= MIN_PROMPT_CHARS else {**row, "refused": "too short"}
 
     return to_row
 
 
-def _response_row(tokenizer: Any) -> Callable[[Job, list[int], Any], dict[str, Any]]:
-    def to_row(job: Job, output: list[int], reason: Any) -> dict[str, Any]:
+def _response_row(tokenizer: Any) -> Callable[[Job, list[int], FinishReason], dict[str, Any]]:
+    def to_row(job: Job, output: list[int], reason: FinishReason) -> dict[str, Any]:
         text = tokenizer.decode(output, skip_special_tokens=True)
         return {**job.meta, "response": text, "response_ids": output, "finish_reason": reason.value}
 
@@ -150,29 +152,34 @@ def cache_features(
     layer_ids: tuple[int, ...],
     report: Report,
     cache_dir: Path,
-) -> FeatureCache:
-    """Features of all samples, computed unless a finished cache of as many samples lies there."""
-    manifest = directory / "manifest.json"
-    if not manifest.is_file() or json.loads(manifest.read_text())["num_samples"] != len(samples):
-        progress = _every(report, "features: {} of {} tokens", 50_000)
-        build_cache(
-            directory,
-            samples,
-            target,
-            layer_ids,
-            progress=progress,
-            cache_dir=cache_dir,
-        )
-    return FeatureCache([directory])
+) -> None:
+    """Write features of all samples; undamaged ones that lie there already are not computed again."""
+    build_cache(
+        directory,
+        samples,
+        target,
+        layer_ids,
+        progress=_every(report, "features: {} of {} tokens", 50_000),
+        cache_dir=cache_dir,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterPlan:
-    """Shape of the drafter to train."""
+    """Shape of the drafter to train.
+
+    Attributes:
+        markov_rank: 0 for no Markov head.
+        markov_head_type: "vanilla", "gated" or "rnn".
+        confidence: what its confidence head reads: "markov" (hidden state and token before), "hidden", or
+            "none" for no confidence head.
+    """
 
     num_layers: int = 2
     gamma: int = 7
     markov_rank: int = 64
+    markov_head_type: str = "vanilla"
+    confidence: str = "markov"
     draft_vocab_size: int = 8192
     mask_token_id: int = 4
 
@@ -189,9 +196,12 @@ def new_drafter(
         cache: what it will be trained on.
         seed: of the initial weights.
         init: drafter directory to start from.
+
+    Raises:
+        ModelMismatchError: `init` does not belong to the target, or cannot be trained here.
     """
     if init is not None:
-        return set_training_dtype(load_drafter(init, target), training_dtype()), float("nan")
+        return set_training_dtype(_load_trainable(init, target), training_dtype()), float("nan")
     tensors = read_target_tensors(target)
     size = min(plan.draft_vocab_size or config.vocab_size, config.vocab_size)
     d2t, coverage = choose_draft_vocabulary(cache, size)
@@ -208,6 +218,9 @@ def new_drafter(
         mask_token_id=plan.mask_token_id,
         gamma=plan.gamma,
         markov_rank=plan.markov_rank,
+        markov_head_type=plan.markov_head_type,
+        has_confidence_head=plan.confidence != "none",
+        confidence_head_with_markov=plan.confidence == "markov",
         draft_vocab_size=size if size < config.vocab_size else 0,
         rms_norm_eps=config.rms_norm_eps,
         rope_theta=config.rope_parameters["rope_theta"],
@@ -216,6 +229,20 @@ def new_drafter(
     drafter = build_drafter(shape, tensors, d2t if shape.draft_vocab_size else None)
     drafter.initialise(torch.Generator().manual_seed(seed), tensors["norm"])
     return set_training_dtype(drafter, training_dtype()), coverage
+
+
+def _load_trainable(directory: Path, target: Path) -> DSparkDrafter:
+    drafter = load_drafter(directory, target)
+    if drafter.config.architecture != QWEN3:
+        raise ModelMismatchError(
+            f"{directory} is a {drafter.config.architecture}; only {QWEN3} can be trained"
+        )
+    if drafter.own_rows:
+        raise ModelMismatchError(
+            f"{directory} holds rows of its own for {', '.join(sorted(drafter.own_rows))}; training compares "
+            "drafts with the target by the target's rows, so start from a drafter that shares them"
+        )
+    return drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +254,20 @@ class Split:
 
 
 def split_cache(
-    cache: FeatureCache, drafter: DSparkDrafter, *, batch_samples: int, anchors_per_sample: int, seed: int
+    cache: FeatureCache,
+    drafter: DSparkDrafter,
+    *,
+    batch_samples: int,
+    anchors_per_sample: int,
+    seed: int,
+    rule: AnchorRule = AnchorRule.SERVING,
 ) -> Split:
     """Hold out one sample in twenty, but at least one batch and at most four."""
     order = np.random.Generator(np.random.PCG64(7)).permutation(len(cache))
     count = min(max(batch_samples, len(order) // 20), 4 * batch_samples)
     t2d: Tensor = invert_vocabulary(drafter.d2t, cache.vocab_size)
 
-    def sampler(members: np.ndarray, sampler_seed: int) -> BlockSampler:
+    def sampler(members: np.ndarray, sampler_seed: int, rule: AnchorRule) -> BlockSampler:
         return BlockSampler(
             cache,
             members,
@@ -243,10 +276,13 @@ def split_cache(
             batch_samples=batch_samples,
             anchors_per_sample=anchors_per_sample,
             seed=sampler_seed,
+            rule=rule,
         )
 
-    held_out = sampler(order[:count], 1)
-    return Split(sampler(order[count:], seed), [held_out.batch(one) for one in held_out.epoch()])
+    # Held-out figures are those of serving, whatever is trained.
+    held_out = sampler(order[:count], 1, AnchorRule.SERVING)
+    batches = [held_out.batch(number) for number in range(len(held_out))]
+    return Split(sampler(order[count:], seed, rule), batches)
 
 
 def training_engine(target: LoadedTarget, cache_dir: Path, plan: DataPlan) -> TargetEngine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from dspark.models.drafter import DSparkDrafter
 from dspark.training.calibrate import calibrate
 from dspark.training.card import write_card
 from dspark.training.features import FeatureCache
-from dspark.training.losses import LossWeights
+from dspark.training.metrics import MetricsLog
 from dspark.training.pipeline import (
     DataPlan,
     DrafterPlan,
@@ -27,7 +26,24 @@ from dspark.training.pipeline import (
     split_cache,
     training_engine,
 )
+from dspark.training.recipe import Recipe
 from dspark.training.trainer import Trainer, TrainerConfig
+from dspark.training.world import World, join_world
+
+
+@dataclass(frozen=True, slots=True)
+class RunLength:
+    """How long to train: exactly one of these."""
+
+    hours: float | None = None
+    steps: int | None = None
+    epochs: float | None = None
+
+    def steps_of(self, steps_per_epoch: float) -> int | None:
+        """The run in steps, at least one; None where it has hours."""
+        if self.epochs is not None:
+            return max(1, round(self.epochs * steps_per_epoch))
+        return self.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +59,14 @@ class RunPlan:
     shape: DrafterPlan
     taps: tuple[int, ...] | None
     init: Path | None
-    hours: float
-    learning_rate: float
+    recipe: Recipe
+    length: RunLength
     batch_samples: int
     anchors_per_sample: int
-    tv: float
+    micro_batches: int
+    checkpoint_minutes: float
+    checkpoint_steps: int | None
+    has_tensorboard: bool
     seed: int
     command: str
 
@@ -61,17 +80,30 @@ def spread_taps(num_layers: int, count: int = 5) -> tuple[int, ...]:
 
 
 def run(plan: RunPlan, report: Report) -> None:
-    """Generate, cache, train, calibrate, export.
+    """Generate, cache, train, calibrate, export; under torchrun, training is shared among the processes.
 
     Raises:
-        ConfigurationError: there is nothing to train on.
-        ModelMismatchError: features or the initial drafter belong to another target.
+        ConfigurationError: there is nothing to train on, or `work` holds another run.
+        ModelMismatchError: features or the initial drafter belong to another target, or features are damaged.
     """
+    with join_world() as world:
+        _run(plan, report if world.is_first else _say_nothing, world)
+
+
+def _say_nothing(text: str) -> None:
+    del text
+
+
+def _run(plan: RunPlan, report: Report, world: World) -> None:
     from transformers import AutoConfig
 
     plan.work.mkdir(parents=True, exist_ok=True)
     config = AutoConfig.from_pretrained(plan.target)
-    cache = _features(plan, config, report)
+    if world.is_first:
+        _prepare_features(plan, config, report)
+    world.wait()
+    cache = FeatureCache(plan.features or (plan.work / "features",))
+    torch.manual_seed(plan.seed)
     drafter, coverage = new_drafter(plan.shape, plan.target, config, cache, seed=plan.seed, init=plan.init)
     if plan.init is None:
         report(f"draft vocabulary of {len(drafter.d2t)} tokens covers {coverage:.1%} of the responses")
@@ -80,30 +112,37 @@ def run(plan: RunPlan, report: Report) -> None:
         drafter,
         batch_samples=plan.batch_samples,
         anchors_per_sample=plan.anchors_per_sample,
-        seed=time.time_ns() % 2**32,
+        seed=plan.seed,
+        rule=plan.recipe.anchors,
     )
     settings = TrainerConfig(
-        hours=plan.hours,
-        muon_lr=plan.learning_rate,
-        adamw_lr=0.75 * plan.learning_rate,
-        loss=LossWeights(tv=plan.tv),
+        plan.recipe,
+        hours=plan.length.hours,
+        steps=plan.length.steps_of(len(split.train) / plan.micro_batches),
+        micro_batches=plan.micro_batches,
+        checkpoint_minutes=plan.checkpoint_minutes,
+        checkpoint_steps=plan.checkpoint_steps,
     )
-    trainer = Trainer(drafter, split.train, split.held_out, settings, plan.work)
+    log = MetricsLog(plan.work, has_tensorboard=plan.has_tensorboard and world.is_first)
+    trainer = Trainer(drafter, split.train, split.held_out, settings, plan.work, world=world, metrics=log)
     if trainer.resume():
         report("resumed from the last checkpoint")
-    rows: list[dict[str, float]] = []
-
-    def note(row: dict[str, float]) -> None:
-        rows.append(row)
-        report(", ".join(f"{key} {value:.4g}" for key, value in row.items()))
-
-    trainer.run(note, lambda: save_drafter(drafter, plan.work / "drafter"))
-    _export(plan, drafter, split.held_out, rows[-1], cache, report)
+    last = trainer.run(report, lambda: save_drafter(drafter, plan.work / "drafter"))
+    log.close()
+    if world.is_first:
+        _export(plan, drafter, split.held_out, last, cache, report)
 
 
-def _features(plan: RunPlan, config: Any, report: Report) -> FeatureCache:
-    if plan.features:
-        return FeatureCache(plan.features)
+def _prepare_features(plan: RunPlan, config: Any, report: Report) -> None:
+    """Have features on disk whose bytes are those of their checksums."""
+    if not plan.features:
+        _make_features(plan, config, report)
+        return
+    for unknown in FeatureCache(plan.features).check():
+        report(f"{unknown} has no checksums, an earlier version made it: it is read unchecked")
+
+
+def _make_features(plan: RunPlan, config: Any, report: Report) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(plan.target)
@@ -117,7 +156,7 @@ def _features(plan: RunPlan, config: Any, report: Report) -> FeatureCache:
     files = (*plan.data.response_files, *((own,) if own.is_file() else ()))
     samples = collect_samples(files, tokenizer, plan.data, target.eos_token_ids[0])
     report(f"{len(samples)} samples, {sum(len(one.token_ids) for one in samples)} tokens")
-    return cache_features(plan.work / "features", samples, target, taps, report, plan.cache_dir)
+    cache_features(plan.work / "features", samples, target, taps, report, plan.cache_dir)
 
 
 def _export(
@@ -132,5 +171,13 @@ def _export(
     save_drafter(drafter, plan.out)
     result = calibrate(drafter, held_out)
     result.calibration.write(plan.out)
-    write_card(plan.out, drafter.config, command=plan.command, cache=cache, metrics=metrics, result=result)
+    write_card(
+        plan.out,
+        drafter.config,
+        command=plan.command,
+        cache=cache,
+        metrics=metrics,
+        result=result,
+        recipe=plan.recipe,
+    )
     report(f"wrote {plan.out}")

@@ -1,12 +1,11 @@
-"""The training loop: batches, optimisers, a time-bounded schedule, checkpoints, held-out metrics."""
+"""The training loop: batches, optimisers, a budget of hours or steps, checkpoints, held-out metrics."""
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +13,62 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dspark.errors import ConfigurationError
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.blocks import BlockBatch, BlockSampler
-from dspark.training.fused_loss import load_fused_loss
-from dspark.training.losses import LossWeights
-from dspark.training.muon import Muon
-from dspark.training.objective import BlockScores, mean_committed, run_blocks
+from dspark.training.fused_loss import FusedLoss, load_fused_loss
+from dspark.training.metrics import MetricsLog
+from dspark.training.objective import BlockScores, mean_committed, position_weights, run_blocks
+from dspark.training.recipe import Recipe, block_len_at, make_optimisers, rate_share
+from dspark.training.reporting import Reporter, Standing
+from dspark.training.state import load_state, save_state
+from dspark.training.world import World
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
-    """How long and how fast to train.
+    """How to train, and how long.
 
     Attributes:
-        hours: wall-clock budget; the learning rate falls linearly to 0 over its last `decay_share`.
-        muon_lr: learning rate of weight matrices (Muon, update scaled as AdamW's).
-        adamw_lr: learning rate of embeddings, norms and the confidence head.
-        position_decay: decay of the position weights, in slots.
+        hours: budget by the clock; runs of it are never twice the same, since the schedule follows the clock.
+        steps: budget by steps, instead.
+        micro_batches: batches whose gradients are summed in one step; the processes of a run share them out.
+        checkpoint_minutes: time between checkpoints.
+        checkpoint_steps: steps between them, instead.
     """
 
-    hours: float
-    muon_lr: float = 2e-3
-    adamw_lr: float = 1.5e-3
-    warmup_steps: int = 100
-    decay_share: float = 0.4
-    position_decay: float = 4.0
+    recipe: Recipe
+    hours: float | None = None
+    steps: int | None = None
+    micro_batches: int = 1
     max_grad_norm: float = 1.0
     checkpoint_minutes: float = 5.0
-    loss: LossWeights = field(default_factory=LossWeights)
+    checkpoint_steps: int | None = None
 
 
-def split_parameters(drafter: DSparkDrafter) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Matrices of the backbone for Muon, everything else for AdamW."""
-    matrices = [one for one in drafter.backbone.parameters() if one.dim() == 2]
-    known = {id(one) for one in matrices}
-    return matrices, [one for one in drafter.parameters() if id(one) not in known]
+class Objective(nn.Module):
+    """`run_blocks` as a module, so that torch can average its gradients over processes."""
+
+    def __init__(self, drafter: DSparkDrafter, recipe: Recipe, fused: FusedLoss | None) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self._recipe, self._fused = recipe, fused
+
+    def forward(self, batch: BlockBatch, total_weight: float | None) -> tuple[Tensor, BlockScores]:
+        """See `run_blocks`."""
+        decay = self._recipe.position_decay
+        return run_blocks(
+            self.drafter,
+            batch,
+            self._recipe.loss,
+            decay=decay,
+            fused=self._fused,
+            total_weight=total_weight,
+        )
 
 
 class Trainer:
-    """Trains one drafter on one cache; `directory` receives checkpoints and `metrics.jsonl`."""
+    """Trains one drafter on one cache; `directory` receives checkpoints and metrics."""
 
     def __init__(
         self,
@@ -61,128 +77,172 @@ class Trainer:
         held_out: list[BlockBatch],
         config: TrainerConfig,
         directory: Path,
+        *,
+        world: World | None = None,
+        metrics: MetricsLog | None = None,
     ) -> None:
+        self._world = world or World()
+        if config.micro_batches % self._world.size:
+            raise ConfigurationError(
+                f"--micro-batches {config.micro_batches} cannot be shared out among {self._world.size} "
+                "processes; pass a multiple of their number"
+            )
+        assert (config.hours is None) != (config.steps is None), "a run has hours or steps"
         self._drafter, self._sampler, self._held_out = drafter, sampler, held_out
         self._config, self._directory = config, directory
-        matrices, others = split_parameters(drafter)
-        self._optimisers: list[torch.optim.Optimizer] = [
-            Muon(matrices, lr=config.muon_lr, weight_decay=0.01, dtype=drafter.lm_head.dtype),
-            torch.optim.AdamW(others, lr=config.adamw_lr, betas=(0.9, 0.98), weight_decay=0.0),
-        ]
-        self._base_lrs = [config.muon_lr, config.adamw_lr]
-        self._fused = load_fused_loss(drafter.config.num_draft_tokens)
-        self._step, self._blocks, self._elapsed_s, self._evaluation_s = 0, 0, 0.0, 0.0
+        self._metrics = metrics or MetricsLog(directory)
+        fused = load_fused_loss(drafter.config.num_draft_tokens)
+        self._objective = Objective(drafter, config.recipe, fused)
+        self._shared = self._world.wrap(self._objective)
+        self._optimisers = make_optimisers(drafter, config.recipe)
+        self._base_rates = [optimiser.param_groups[0]["lr"] for optimiser in self._optimisers]
+        self._step, self._blocks, self._elapsed_s = 0, 0, 0.0
+        self._saved_at = (0.0, 0)
 
     @property
     def state_path(self) -> Path:
         """Where the resumable state lives."""
         return self._directory / "trainer.pt"
 
+    def _identity(self) -> dict[str, Any]:
+        """What must not change when a run goes on: the rest of its steps depends on it."""
+        recipe = asdict(self._config.recipe)
+        weights = recipe.pop("loss")
+        flat = {**recipe, **weights, "micro_batches": self._config.micro_batches, **self._sampler.identity()}
+        return {key: str(value) for key, value in flat.items()}
+
     def resume(self) -> bool:
-        """Load the last checkpoint of this directory, if there is one."""
-        if not self.state_path.is_file():
+        """Load the last checkpoint of this directory, if there is one.
+
+        Raises:
+            ConfigurationError: another run left it.
+        """
+        state = load_state(self.state_path, self._identity())
+        if state is None:
             return False
-        state: dict[str, Any] = torch.load(self.state_path, weights_only=True)
         self._drafter.load_state_dict(state["drafter"])
         for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         self._step, self._blocks, self._elapsed_s = state["step"], state["blocks"], state["elapsed_s"]
+        torch.set_rng_state(state["torch_rng"])
+        if self._world.is_first:
+            self._metrics.forget_after(self._step)
         return True
 
-    def run(self, report: Callable[[dict[str, float]], None], save: Callable[[], None]) -> None:
-        """Train until the budget of hours is spent; `save` exports the drafter at each checkpoint."""
-        batches = iter(self._sampler)
-        budget_s = self._config.hours * 3600
-        if self._step == 0:  # what training starts from: the drafter of `--init`, or noise
-            self._report(report, [float("nan")], 0.0)
-        last_save, last_report = time.monotonic(), time.monotonic()
-        losses: list[float] = []
-        reported_blocks = self._blocks
-        while self._elapsed_s < budget_s:
-            started = time.monotonic()
-            losses.append(self._train_step(batches, self._elapsed_s / budget_s))
-            now = time.monotonic()
-            self._elapsed_s += now - started
-            # held-out figures once a minute, less often where that would take a twentieth of the time
-            if now - last_report > max(60.0, 20 * self._evaluation_s):
-                rate = (self._blocks - reported_blocks) / (now - last_report)
-                self._report(report, losses, rate)
-                losses, last_report, reported_blocks = [], time.monotonic(), self._blocks
-            if now - last_save > self._config.checkpoint_minutes * 60:
-                self._checkpoint()
-                save()
-                last_save = time.monotonic()
+    def _checkpoint(self) -> None:
+        save_state(
+            self.state_path,
+            {
+                "identity": self._identity(),
+                "drafter": self._drafter.state_dict(),
+                "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
+                "torch_rng": torch.get_rng_state(),
+                "step": self._step,  # which is also the position in the data
+                "blocks": self._blocks,
+                "elapsed_s": self._elapsed_s,
+            },
+        )
+        self._saved_at = (time.monotonic(), self._step)
+
+    def run(self, report: Callable[[str], None], save: Callable[[], None]) -> dict[str, float]:
+        """Train until the budget is spent; return the last row of metrics.
+
+        Args:
+            report: told how far the run is, in sentences.
+            save: exports the drafter, after each checkpoint.
+        """
+        is_first = self._world.is_first
+        reporter = Reporter(self._standing, self.evaluate, self._metrics, report)
+        if self._step == 0 and is_first:  # the drafter of `--init`, or noise
+            reporter.held_out()
+        self._saved_at = (time.monotonic(), self._step)
+        while self._share_done() < 1:
+            loss = self._train_step()
+            if is_first:
+                reporter.step_done(loss)
+                if self._is_checkpoint_due():
+                    self._checkpoint()
+                    save()
+        if not is_first:
+            return {}
         self._checkpoint()
-        self._report(report, losses or [float("nan")], 0.0)
         save()
+        return reporter.held_out()
 
-    def _learning_rate(self, progress: float) -> float:
-        """Share of the base rate: linear warm-up by step, constant, linear to zero by time."""
-        warm = min(1.0, (self._step + 1) / self._config.warmup_steps)
-        return warm * min(1.0, max(0.0, (1 - progress) / self._config.decay_share))
+    def _is_checkpoint_due(self) -> bool:
+        moment, step = self._saved_at
+        if self._config.checkpoint_steps is not None:
+            return self._step - step >= self._config.checkpoint_steps
+        return time.monotonic() - moment > 60 * self._config.checkpoint_minutes
 
-    def _train_step(self, batches: Iterator[BlockBatch], progress: float) -> float:
-        share = self._learning_rate(progress)
-        for optimiser, base in zip(self._optimisers, self._base_lrs, strict=True):
+    def _standing(self) -> Standing:
+        return Standing(self._step, self._config.steps, self._blocks, self._elapsed_s, self._share_done())
+
+    def _share_done(self) -> float:
+        if self._config.steps is not None:
+            return self._step / self._config.steps if self._config.steps else 1.0
+        budget_s = 3600 * (self._config.hours or 0.0)
+        return min(self._elapsed_s / budget_s, 1.0) if budget_s else 1.0
+
+    def _train_step(self) -> float:
+        """One step; returns its loss."""
+        started = time.monotonic()
+        config, world = self._config, self._world
+        share = rate_share(
+            config.recipe.schedule, step=self._step, total_steps=config.steps, progress=self._share_done()
+        )
+        for optimiser, base in zip(self._optimisers, self._base_rates, strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = base * share
             optimiser.zero_grad(set_to_none=True)
-        batch = next(batches)
-        loss, _ = self._run(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._drafter.parameters(), self._config.max_grad_norm)
+        loss, num_blocks = self._gradients()
+        nn.utils.clip_grad_norm_(self._drafter.parameters(), config.max_grad_norm)
         for optimiser in self._optimisers:
             optimiser.step()
+        # All processes follow the clock of the first one.
+        spent_s = time.monotonic() - started if world.is_first else 0.0
+        loss, blocks, spent_s = world.sums([loss, num_blocks, spent_s])
         self._step += 1
-        self._blocks += batch.anchors.numel()
-        return float(loss.detach())
+        self._blocks += int(blocks)
+        self._elapsed_s += spent_s
+        return loss
 
-    def _run(self, batch: BlockBatch) -> tuple[Tensor, BlockScores]:
-        return run_blocks(
-            self._drafter, batch, self._config.loss, decay=self._config.position_decay, fused=self._fused
+    def _gradients(self) -> tuple[float, int]:
+        """Leave the gradient of the step in the parameters; return loss and blocks of this process."""
+        world, count = self._world, self._config.micro_batches
+        numbers = range(self._step * count + world.rank, (self._step + 1) * count, world.size)
+        block_len = block_len_at(
+            self._share_done(),
+            growing_share=self._config.recipe.growing_share,
+            gamma=self._drafter.config.gamma,
         )
+        batches = [self._sampler.batch(number, block_len) for number in numbers]
+        decay = self._config.recipe.position_decay
+        own_weight = sum(float(position_weights(batch.is_valid, decay).sum()) for batch in batches)
+        (total_weight,) = world.sums([own_weight])
+        total = 0.0
+        for place, batch in enumerate(batches):
+            is_last = place == len(batches) - 1
+            with contextlib.nullcontext() if is_last else world.unsummed(self._shared):
+                value, _ = self._shared(batch, total_weight)
+                # the gradients are averaged over processes, and are to be summed
+                (value * world.size).backward()
+            total += float(value.detach())
+        return total, sum(len(batch.anchors) for batch in batches)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Held-out metrics under teacher forcing."""
-        started = time.monotonic()
         greedy, sampled, first, losses = [], [], [], []
         for batch in self._held_out:
-            loss, scores = self._run(batch)
+            loss, scores = self._objective(batch, None)
             greedy.append(mean_committed(scores.agree, scores.is_valid))
             sampled.append(mean_committed(scores.overlap, scores.is_valid))
             first.append(float(scores.agree[:, 0].mean()))
             losses.append(float(loss))
-        self._evaluation_s = time.monotonic() - started
         return {
             "held_out_loss": float(np.mean(losses)),
             "mean_committed_greedy": float(np.mean(greedy)),
             "mean_committed_sampled": float(np.mean(sampled)),
             "agree_first": float(np.mean(first)),
         }
-
-    def _report(self, report: Callable[[dict[str, float]], None], losses: list[float], rate: float) -> None:
-        row = {
-            "step": float(self._step),
-            "blocks": float(self._blocks),
-            "hours": self._elapsed_s / 3600,
-            "loss": float(np.mean(losses)),
-            "blocks_per_s": rate,
-            **self.evaluate(),
-        }
-        with (self._directory / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        report(row)
-
-    def _checkpoint(self) -> None:
-        state = {
-            "drafter": self._drafter.state_dict(),
-            "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
-            "step": self._step,
-            "blocks": self._blocks,
-            "elapsed_s": self._elapsed_s,
-            "config": {key: str(value) for key, value in asdict(self._config).items()},
-        }
-        partial = self.state_path.with_suffix(".partial")
-        torch.save(state, partial)
-        os.replace(partial, self.state_path)

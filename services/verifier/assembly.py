@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dspark.api.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server
 from dspark.errors import ServiceUnavailableError
-from dspark.models.config import read_config
+from dspark.models.config_file import read_config
 from dspark.rounds.interfaces import FeatureSink
 from dspark.rounds.local import EngineWorker, LocalVerifier, TargetEngine
 from services.drafter.client import DrafterClient

@@ -22,7 +22,7 @@ struct MarkovArgs {
   void* biases;                  // [R, V] scratch
   int64_t* token_ids;            // [T]
   const void* hidden;            // [T, H]
-  const float* confidence_row;   // [H + K] weights of the confidence head, null: there is none
+  const float* confidence_row;   // [H + K] weights of the confidence head
   float* confidences;            // [T] its logits
   int64_t num_requests;
   int32_t rank, num_draft_tokens, hidden_size, num_threads;
@@ -86,7 +86,6 @@ inline bool draft_slots(const MarkovArgs& a, int64_t step) {
 
 inline void draft_greedily(const MarkovArgs& a) {
   for (int64_t step = 0; draft_slots(a, step);) step++;
-  if (!a.confidence_row) return;
   for (int64_t slot = 0; slot < a.first_slots[a.num_requests]; slot++) a.confidences[slot] = confidence_logit(a, slot);
 }
 

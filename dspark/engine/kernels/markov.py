@@ -31,12 +31,12 @@ class GreedyDrafts:
     Attributes:
         token_ids: [T] int64.
         embedded: [T, rank] embeddings of the tokens before them.
-        confidence_logits: [T] float32; None without a confidence head.
+        confidence_logits: [T] float32.
     """
 
     token_ids: Tensor
     embedded: Tensor
-    confidence_logits: Tensor | None
+    confidence_logits: Tensor
 
 
 class NativeMarkovHead:
@@ -48,7 +48,7 @@ class NativeMarkovHead:
         embeddings: Tensor,  # [V, rank], W1
         biases: PackedWeight,  # W2, [Vd, rank]
         token_map: Tensor | None,  # [Vd] int64
-        confidence: tuple[Tensor, float] | None,  # weights [H + rank] and bias
+        confidence: tuple[Tensor, float],  # weights [H + rank] and bias
     ) -> None:
         assert embeddings.dtype == torch.bfloat16, embeddings.dtype
         assert embeddings.shape[1] == biases.in_features, embeddings.shape
@@ -56,8 +56,8 @@ class NativeMarkovHead:
         self._embeddings = embeddings.contiguous()
         self._biases = biases
         self._token_map = token_map
-        row, self._confidence_bias = confidence if confidence is not None else (None, 0.0)
-        self._confidence_row = None if row is None else row.float().contiguous()
+        self._confidence_row = confidence[0].float().contiguous()
+        self._confidence_bias = confidence[1]
 
     def draft(
         self,
@@ -78,7 +78,7 @@ class NativeMarkovHead:
             for shape in ((num_slots, rank), (num_requests, rank), (num_requests, width))
         )
         token_ids = torch.empty(num_slots, dtype=torch.int64)
-        confidences = None if self._confidence_row is None else torch.empty(num_slots)
+        confidences = torch.empty(num_slots)
         tensors = (
             base_logits,
             self._embeddings,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from engine_steps import load
 from tiny_targets import save_tiny
 
 from dspark.engine.target import TargetEngine
+from tests.one_thread import one_thread
+
+__all__ = ["cache_dir", "engine", "one_thread", "tiny_llama"]
 
 
 @pytest.fixture(scope="session")
@@ -21,15 +22,6 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny") / "llama", "llama")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from a second thread, and lose much where other processes have the cores."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture

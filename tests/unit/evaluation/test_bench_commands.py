@@ -7,7 +7,7 @@ import pytest
 from dspark.cli.main import main
 
 
-@pytest.mark.parametrize("name", ["speed", "lossless", "overhead", "scheduler", "pareto"])
+@pytest.mark.parametrize("name", ["speed", "lossless", "overhead", "scheduler", "pareto", "training"])
 def test_every_benchmark_explains_itself(name, capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["bench", name, "--help"])

@@ -11,7 +11,7 @@ import torch
 
 from dspark.errors import ConfigurationError, ModelMismatchError
 from dspark.training.attention import BlockAttention
-from dspark.training.blocks import BlockSampler
+from dspark.training.blocks import AnchorRule, BlockSampler
 from dspark.training.features import FeatureCache
 from dspark.training.generate import done_ids
 from dspark.training.responses import read_rows
@@ -43,15 +43,23 @@ def write_cache(directory: Path, lengths: list[tuple[int, int]], first_token: in
     (directory / "manifest.json").write_text(json.dumps(manifest))
 
 
-def make_sampler(cache: FeatureCache, *, gamma: int = 3, anchors: int = 5) -> BlockSampler:
+def make_sampler(
+    cache: FeatureCache,
+    *,
+    gamma: int = 3,
+    anchors: int = 5,
+    batch: int = 2,
+    rule: AnchorRule = AnchorRule.SERVING,
+) -> BlockSampler:
     return BlockSampler(
         cache,
         np.arange(len(cache)),
         torch.arange(VOCAB),
         gamma=gamma,
-        batch_samples=2,
+        batch_samples=batch,
         anchors_per_sample=anchors,
         seed=0,
+        rule=rule,
     )
 
 
@@ -84,33 +92,93 @@ def test_an_unfinished_cache_is_refused(tmp_path: Path) -> None:
 def test_blocks_lie_in_the_response_and_their_labels_follow_the_anchor(tmp_path: Path) -> None:
     write_cache(tmp_path / "a", [(12, 4), (14, 6)])
     cache = FeatureCache([tmp_path / "a"])
-    sampler = make_sampler(cache)
-    batch = sampler.batch(np.array([0, 1]))
-    for row, (start, length, prompt_len) in enumerate(cache.index):
-        for block, anchor in enumerate(batch.anchors[row].tolist()):
+    batch = make_sampler(cache).batch(0)
+    # the sampler is free in the order of the samples: the first token of each tells which it is
+    for number, (first_row, first_block, last_block) in enumerate(
+        zip(batch.token_starts, batch.block_starts, batch.block_starts[1:], strict=False)
+    ):
+        start, length, prompt_len = next(row for row in cache.index if row[0] == batch.features[first_row, 0])
+        assert batch.token_starts[number + 1] - first_row == length
+        for block in range(first_block, last_block):
+            anchor = int(batch.anchors[block])
             assert prompt_len - 1 <= anchor <= length - 2
             for slot in range(3):
-                is_valid = bool(batch.is_valid[row, block, slot])
+                is_valid = bool(batch.is_valid[block, slot])
                 assert is_valid == (anchor + 1 + slot <= length - 1)
                 if is_valid:
-                    assert int(batch.tokens[row, block, slot + 1]) == (start + anchor + 1 + slot) % VOCAB
-    first = batch.anchors[0, 0]
-    # the state that predicts the first draft is the anchor's own
-    assert float(batch.teacher.last[0, 0]) == float(cache.index[0, 0] + first)
+                    assert int(batch.tokens[block, slot + 1]) == (start + anchor + 1 + slot) % VOCAB
+            # the state that predicts the first draft is the anchor's own
+            assert float(batch.teacher.last[3 * block, 0]) == float(start + anchor)
+
+
+def test_short_samples_give_fewer_blocks_and_no_anchor_twice(tmp_path: Path) -> None:
+    write_cache(tmp_path / "a", [(9, 6), (40, 6)])
+    batch = make_sampler(FeatureCache([tmp_path / "a"]), anchors=20).batch(0)
+    counts = np.diff(batch.block_starts)
+    assert sorted(counts) == [3, 20]
+    for first, count in zip(batch.block_starts, counts, strict=False):
+        anchors = batch.anchors[first : first + count].tolist()
+        assert anchors == sorted(set(anchors))
+
+
+def test_published_anchors_are_the_targets_own_tokens_and_short_responses_are_left_out(
+    tmp_path: Path,
+) -> None:
+    write_cache(tmp_path / "a", [(9, 4), (12, 6), (30, 20)])
+    cache = FeatureCache([tmp_path / "a"])
+    sampler = make_sampler(cache, anchors=20, rule=AnchorRule.PUBLISHED)
+    batch = sampler.batch(0)
+    assert sorted(np.diff(batch.token_starts)) == [12, 30]
+    assert batch.anchors.min() == 6
+    # DeepSpec: candidates with loss_mask[a] and loss_mask[a + 1]
+    assert len(batch.anchors) == (12 - 6 - 1) + (30 - 20 - 1)
+
+
+def test_a_batch_is_a_function_of_the_seed_and_its_number(tmp_path: Path) -> None:
+    write_cache(tmp_path / "a", [(20 + number, 5) for number in range(7)])
+    cache = FeatureCache([tmp_path / "a"])
+    ahead, behind = make_sampler(cache), make_sampler(cache)
+    forward = [ahead.batch(number) for number in range(8)]
+    for number in (6, 0, 5, 3):
+        again = behind.batch(number)
+        assert torch.equal(again.anchors, forward[number].anchors)
+        assert torch.equal(again.tokens, forward[number].tokens)
+    assert not all(torch.equal(forward[0].anchors, other.anchors) for other in forward[1:])
+
+
+def test_every_epoch_takes_no_sample_twice(tmp_path: Path) -> None:
+    write_cache(tmp_path / "a", [(20 + number, 5) for number in range(6)])
+    sampler = make_sampler(FeatureCache([tmp_path / "a"]))
+    for epoch in range(2):
+        numbers = range(epoch * len(sampler), (epoch + 1) * len(sampler))
+        batches = [sampler.batch(number) for number in numbers]
+        assert sum(len(batch.features) for batch in batches) == sum(range(20, 26))
+
+
+def test_data_for_less_than_one_batch_is_refused(tmp_path: Path) -> None:
+    write_cache(tmp_path / "a", [(20, 5)])
+    with pytest.raises(ConfigurationError, match="1 samples are not one batch of 2; pass a smaller --batch"):
+        make_sampler(FeatureCache([tmp_path / "a"]))
 
 
 def test_block_attention_sees_the_context_before_the_anchor_and_its_own_block_only() -> None:
     generator = torch.Generator().manual_seed(0)
-    width, gamma, heads, kv_heads, size = 9, 3, 4, 2, 8
-    anchors = torch.tensor([[2, 7]])
-    context = tuple(torch.randn(width, kv_heads, size, generator=generator) for _ in range(2))
-    query = torch.randn(2 * gamma, heads, size, generator=generator)
-    key, value = (torch.randn(2 * gamma, kv_heads, size, generator=generator) for _ in range(2))
-    out = BlockAttention([context], anchors, gamma, torch.float32)(0, query, key, value)
-    for block, anchor in enumerate(anchors[0].tolist()):
+    gamma, heads, kv_heads, size = 3, 4, 2, 8
+    # two samples of 9 and 40 tokens; the second has more blocks than are attended together
+    token_starts, block_starts = (0, 9, 49), (0, 2, 22)
+    anchors = torch.tensor([2, 7, 0, *range(20, 39)])
+    context = tuple(torch.randn(49, kv_heads, size, generator=generator) for _ in range(2))
+    num_slots = 22 * gamma
+    query = torch.randn(num_slots, heads, size, generator=generator)
+    key, value = (torch.randn(num_slots, kv_heads, size, generator=generator) for _ in range(2))
+    attend = BlockAttention([context], token_starts, block_starts, anchors, gamma, torch.float32)
+    out = attend(0, query, key, value)
+    for block, anchor in enumerate(anchors.tolist()):
+        first = token_starts[block >= 2]
         rows = slice(block * gamma, (block + 1) * gamma)
         keys, values = (
-            torch.cat((known[:anchor], own[rows])) for known, own in zip(context, (key, value), strict=True)
+            torch.cat((known[first : first + anchor], own[rows]))
+            for known, own in zip(context, (key, value), strict=True)
         )
         for head in range(heads):
             kv = head // (heads // kv_heads)

@@ -44,7 +44,8 @@ def reference(inputs: dict[str, torch.Tensor], loss: LossWeights) -> tuple[torch
 def run(inputs: dict[str, torch.Tensor], loss: LossWeights, fused: FusedLoss | None) -> list[torch.Tensor]:
     leaves = [inputs[name].clone().requires_grad_() for name in ("hidden", "embedded", "w2")]
     teacher = Teacher(inputs["last"], inputs["log_norm"], inputs["labels"])
-    total, overlap, _ = VocabularyLoss.apply(*leaves, inputs["head"], teacher, inputs["weights"], loss, fused)
+    rest = (inputs["head"], teacher, inputs["weights"], loss, fused)
+    total, overlap, *_ = VocabularyLoss.apply(*leaves, *rest)
     total.backward()
     return [total.detach(), overlap, *(leaf.grad for leaf in leaves)]
 

@@ -1,0 +1,51 @@
+"""Tells the drafters of other projects from DeepSpec's, which some resemble down to the shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dspark.errors import ModelMismatchError
+from dspark.models.config import GEMMA4, QWEN3
+
+_SPECULATORS = (
+    "in the format of `speculators`, which keeps the shape under transformer_layer_config and lets "
+    "sample_from_anchor decide what a slot predicts"
+)
+# A key of `config.json` that only these have, and what they are (DeepSpec sections 7 and 8).
+_FOREIGN_KEYS = {
+    "speculators_model_type": _SPECULATORS,
+    "speculators_config": _SPECULATORS,
+    "dflash_config": (
+        "a z-lab DFlash drafter, whose mask at a position predicts that very position; a DeepSpec mask "
+        "predicts the next one, so these weights would draft everything one token late"
+    ),
+    "dspark_block_size": (
+        "of a DeepSeek-V4, whose drafter is part of the target "
+        "(tensors `mtp.*`, with experts and hyper-connections)"
+    ),
+    "ttt_length": "an Eagle3 drafter, which drafts token by token from features of its own",
+}
+
+
+def refuse_foreign(raw: dict[str, Any]) -> None:
+    """Look at a parsed `config.json`.
+
+    Raises:
+        ModelMismatchError: it is not the configuration of a DSpark or DFlash drafter of DeepSpec; says whose.
+    """
+    for key, kind in _FOREIGN_KEYS.items():
+        if key in raw:
+            raise ModelMismatchError(
+                f"the key {key} says that this drafter is {kind}; it cannot be run here, "
+                "give a DSpark or DFlash drafter that DeepSpec or `dspark train` wrote"
+            )
+    if raw.get("sample_from_anchor") is False:
+        raise ModelMismatchError(
+            "sample_from_anchor is false, so the slot of the anchor predicts nothing; "
+            "here it gives the first draft"
+        )
+    architectures = raw.get("architectures") or []
+    if not architectures or architectures[0] not in (QWEN3, GEMMA4):
+        raise ModelMismatchError(
+            f"architectures {architectures} begins with neither {QWEN3} nor {GEMMA4}; pass a DSpark drafter"
+        )

@@ -1,0 +1,91 @@
+"""Says in words what a drafter directory holds and whether it fits a target, without loading its weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from dspark.errors import ModelMismatchError
+from dspark.models.checkpoint import WEIGHTS
+from dspark.models.config import DrafterConfig
+from dspark.models.config_file import read_config
+from dspark.models.fit import COPIES, Shape, check_target, check_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSummary:
+    """A drafter directory whose tensors are those of its configuration.
+
+    Attributes:
+        config: its shape.
+        num_parameters: of its own tensors, copies of the target's rows not counted.
+        copies: which of the target's rows its file holds as well.
+    """
+
+    config: DrafterConfig
+    num_parameters: int
+    copies: tuple[str, ...]
+
+    def __str__(self) -> str:
+        config = self.config
+        taps = ",".join(map(str, config.target_layer_ids))
+        parts = [
+            f"{config.kind} ({config.architecture})",
+            f"{config.num_hidden_layers} layers",
+            f"gamma {config.gamma}",
+            describe_heads(config),
+            f"taps {taps} of {config.num_target_layers} layers",
+            f"{self.num_parameters / 1e6:.1f} M parameters",
+        ]
+        if config.draft_vocab_size:
+            parts.append(f"drafts {config.draft_vocab_size} of {config.vocab_size} tokens")
+        if self.copies:
+            parts.append(f"with copies of {' and '.join(self.copies)}")
+        return ", ".join(parts)
+
+
+def summarise(directory: Path) -> DrafterSummary:
+    """Read the config and the names and shapes of the tensors.
+
+    Raises:
+        ModelMismatchError: it is no drafter that can be run here; says why.
+    """
+    config, shapes = read_config(directory), _read_shapes(directory / WEIGHTS)
+    check_tensors(config, shapes, str(directory / WEIGHTS))
+    copies = tuple(name for name in COPIES if f"{name}.weight" in shapes)
+    others = {f"{name}.weight" for name in COPIES} | {"d2t"}
+    num_parameters = sum(math.prod(shape) for key, shape in shapes.items() if key not in others)
+    return DrafterSummary(config, num_parameters, copies)
+
+
+def check_pair(directory: Path, target: Path) -> None:
+    """Whether the drafter belongs to the target, as far as configurations say.
+
+    Raises:
+        ModelMismatchError: it does not; says what differs.
+    """
+    check_target(read_config(directory), target)
+
+
+def describe_heads(config: DrafterConfig) -> str:
+    """The heads in words."""
+    markov = (
+        f"{config.markov_head_type} Markov head of rank {config.markov_rank}"
+        if config.markov_rank
+        else "no Markov head"
+    )
+    if not config.has_confidence_head:
+        return f"{markov}, no confidence head (confidence is the probability of the best draft)"
+    reads = "with" if config.confidence_head_with_markov else "without"
+    return f"{markov}, confidence head {reads} Markov features"
+
+
+def _read_shapes(path: Path) -> dict[str, Shape]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelMismatchError(f"{path} cannot be read: {error}") from None

@@ -1,0 +1,131 @@
+"""`dspark train` as a user runs it, killed in the middle, and shared between two processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import write_target
+from transformers import AutoTokenizer
+
+from dspark.training.responses import chat_prompt_ids
+from gateway.text.chat_template import ChatTemplate
+from gateway.text.tokenizer import TextTokenizer
+
+# Several processes load torch, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(600)
+
+NUM_PROMPTS = 20
+TRAIN = ("-m", "dspark.cli.main", "train")
+SHAPE = ("--layers", "1", "--gamma", "3", "--rank", "8", "--draft-vocab", "128", "--threads", "1")
+DATA = ("--batch", "4", "--anchors", "6")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("training")
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Path:
+    return write_target(folder / "target")
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path) -> Path:
+    path = folder / "asked.jsonl"
+    rows = [{"prompt": f"Say something about the number {number}."} for number in range(NUM_PROMPTS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def start(command: Sequence[str], target: Path, work: Path, *options: str) -> subprocess.Popen[str]:
+    arguments = ["--target", str(target), "--work", str(work), "--out", str(work / "out")]
+    return subprocess.Popen(
+        [sys.executable, *command, *arguments, *SHAPE, *DATA, *options], stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    _, error = process.communicate()
+    assert process.returncode == 0, error
+    return error
+
+
+def kill_once(process: subprocess.Popen[str], is_time: Callable[[], bool]) -> None:
+    """SIGKILL when the condition holds."""
+    while not is_time():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -9
+    process.communicate()
+
+
+def num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+@pytest.fixture(scope="module")
+def features(folder: Path, target: Path, prompts: Path) -> Path:
+    """Features of responses whose generation was killed and begun again."""
+    work = folder / "data"
+    options = ("--prompts", str(prompts), "--max-new-tokens", "40", "--steps", "1")
+    dying = start(TRAIN, target, work, *options)
+    responses = work / "responses.jsonl"
+    kill_once(dying, lambda: num_lines(responses) > 2)
+    before = responses.read_bytes()
+    finish(start(TRAIN, target, work, *options))
+    whole = before[: before.rfind(b"\n") + 1]
+    assert responses.read_bytes().startswith(whole)
+    return work / "features"
+
+
+def test_generation_that_was_killed_goes_on_by_id(features: Path) -> None:
+    lines = (features.parent / "responses.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert sorted(row["id"] for row in rows) == sorted(f"asked-{number}" for number in range(NUM_PROMPTS))
+    assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
+
+
+def test_prompts_are_trained_on_as_the_gateway_renders_them(target: Path) -> None:
+    text = "Why?\n\n  <b>é</b> {{ no }}"
+    rendered = ChatTemplate.load(target).render([{"role": "user", "content": text}])
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    served = asyncio.run(TextTokenizer.load(target).encode(rendered, add_special_tokens=False))
+    assert tuple(chat_prompt_ids(tokenizer, text)) == served
+
+
+def test_training_that_was_killed_ends_in_the_bits_of_a_run_that_was_not(
+    folder: Path, target: Path, features: Path
+) -> None:
+    options = ("--features", str(features), "--steps", "150", "--checkpoint-steps", "10")
+    finish(start(TRAIN, target, folder / "whole", *options))
+    killed = folder / "killed"
+    dying = start(TRAIN, target, killed, *options)
+    kill_once(dying, (killed / "trainer.pt").is_file)
+    stopped_at = torch.load(killed / "trainer.pt", weights_only=True)["step"]
+    assert 10 <= stopped_at < 150
+    assert "resumed from the last checkpoint" in finish(start(TRAIN, target, killed, *options))
+    weights = [(work / "out" / "model.safetensors").read_bytes() for work in (folder / "whole", killed)]
+    assert weights[0] == weights[1]
+    assert "<svg" in (killed / "metrics.svg").read_text()
+
+
+def test_two_processes_learn_the_bits_of_one(folder: Path, target: Path, features: Path) -> None:
+    options = ("--features", str(features), "--steps", "12", "--micro-batches", "2")
+    finish(start(TRAIN, target, folder / "alone", *options))
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    finish(start((*torchrun, *TRAIN), target, folder / "pair", *options))
+    alone, pair = (torch.load(folder / name / "trainer.pt", weights_only=True) for name in ("alone", "pair"))
+    assert alone["drafter"].keys() == pair["drafter"].keys()
+    for name, value in alone["drafter"].items():
+        assert torch.equal(value, pair["drafter"][name]), name
+    assert alone["blocks"] == pair["blocks"]
