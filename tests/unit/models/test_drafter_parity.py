@@ -117,7 +117,7 @@ CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     "qwen3-dflash": ("qwen3", lambda: qwen3_config(**heads_of("none"))),
     "qwen3-confidence-of-hidden-alone": (
         "qwen3",
-        lambda: qwen3_config(**heads_of("rnn", with_markov=False)),
+        lambda: qwen3_config(**heads_of("vanilla", with_markov=False)),
     ),
     "qwen3-no-confidence-head": (
         "qwen3",
