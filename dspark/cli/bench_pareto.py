@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         _print_load(streams, points[streams], ratios[streams])
     first = args.policies[0]
     if args.plot is not None:
-        write_text("--plot", args.plot, svg(panels_of(points, first)))
+        write_text("--plot", args.plot, svg(panels_of(points)))
         print(f"drawn to {args.plot}")
     report = Report(
         name="pareto",

@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 Points = Mapping[int, Mapping[str, "LoadPoint"]]
 
 
-def panels_of(points: Points, scheduled: str) -> list[Panel]:
+def panels_of(points: Points) -> list[Panel]:
     """Throughput by speed per user and by load, and what a request has verified by load.
 
     Args:
         points: of at least one load, the same policies in each.
-        scheduled: the policy that the verdict is about.
     """
     policies = list(next(iter(points.values())))
     by_user = [
@@ -33,16 +32,9 @@ def panels_of(points: Points, scheduled: str) -> list[Panel]:
     verified = [
         Series(policy, [(streams, by[policy].mean_verified) for streams, by in points.items()])
         for policy in policies
-        if policy != "off"
     ]
     return [
         Panel("Throughput against speed per user", "tokens/s of a user", "tokens/s", by_user, is_x_log=True),
         Panel("Throughput by load", "streams", "tokens/s", by_load, is_x_log=True),
-        Panel(
-            f"Verified drafts of a request and round, {scheduled} and the full block",
-            "streams",
-            "drafts",
-            verified,
-            is_x_log=True,
-        ),
+        Panel("Verified drafts of a request and round", "streams", "drafts", verified, is_x_log=True),
     ]

@@ -148,11 +148,11 @@ def test_the_figure_shows_every_policy_at_every_load():
         }
         for streams in (1, 4)
     }
-    drawn = svg(panels_of(points, "auto"))
+    drawn = svg(panels_of(points))
     titles = [element.text for element in ElementTree.fromstring(drawn).iter() if element.text]
     for title in ("Throughput by load", "Throughput against speed per user", "off", "fixed", "auto"):
         assert any(title in text for text in titles), title
-    by_user, by_load, verified = panels_of(points, "auto")
-    assert [one.name for one in verified.series] == ["fixed", "auto"]
+    by_user, by_load, verified = panels_of(points)
+    assert [one.name for one in verified.series] == ["off", "fixed", "auto"]
     assert by_load.series[0].points == [(1, 70.0), (4, 100.0)]
     assert by_user.series[0].points == [(70.0, 70.0), (25.0, 100.0)]
