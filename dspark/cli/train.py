@@ -58,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
         help="kind of the Markov head: of the token before, gated by the hidden state, or of all before",
     )
     shape.add_argument(
-        "--confidence",
+        "--confidence-head",
         choices=("markov", "hidden", "none"),
         help="what the confidence head reads: the token before too, the hidden state only, or no such head "
         "(default: markov, with --rank 0 none)",
@@ -191,7 +191,7 @@ def run_train(args: argparse.Namespace) -> int:
         gamma=args.gamma,
         markov_rank=args.rank,
         markov_head_type=args.head,
-        confidence=args.confidence or ("markov" if args.rank else "none"),
+        confidence=args.confidence_head or ("markov" if args.rank else "none"),
         draft_vocab_size=args.draft_vocab,
     )
     target = prepare_target(args.target, default_cache_dir())

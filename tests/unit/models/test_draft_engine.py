@@ -43,7 +43,9 @@ def dense_block(rows: np.ndarray, anchor: int, num_slots: int = CONFIG.gamma) ->
     with torch.inference_mode():
         fused = drafter.backbone.fuse(torch.from_numpy(rows))
         contexts = drafter.backbone.context_keys_values(fused, torch.arange(length))
-        attend = BlockAttention(contexts, torch.tensor([[length]]), num_slots, torch.float32)
+        attend = BlockAttention(
+            contexts, (0, length), (0, 1), torch.tensor([length]), num_slots, torch.float32
+        )
         embeddings = drafter.block_embeddings(torch.tensor([anchor]))[0, :num_slots]
         hidden = drafter.backbone(embeddings, length + torch.arange(num_slots), attend)
         previous, drafts = torch.tensor(anchor), []
