@@ -33,8 +33,8 @@ _NOTES = (
     "the policies know what a context costs where the curve has several, as the engine measures it",
 )
 _NO_VERDICT = (
-    "no verdict: it takes the policies off, fixed and one of early-stop, barrier and retrospective, or the "
-    "cohorts 1, 2 and auto"
+    "no verdict: it takes the policies off, fixed and one of auto, early-stop, barrier and retrospective, "
+    "or the cohorts 1, 2 and auto"
 )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dspark.rounds.adaptive import BarrierPlanner, early_stop_plan
+from dspark.rounds.adaptive import BarrierPlanner, early_stop_plan, plan_of
 from dspark.rounds.draft_guard import Plan
 from dspark.rounds.step_ahead import StepAhead
 from dspark.scheduling.allocation import early_stop_budget
 from dspark.scheduling.capacity import CapacityCurve
-from dspark.scheduling.ranking import Confidences, RankedDrafts, rank_drafts
+from dspark.scheduling.ranking import Confidences, rank_drafts
 
 # Weight of the newest comparison in the mean advantage.
 _RATE = 0.1
@@ -57,8 +57,9 @@ class AutoPlanner(BarrierPlanner):
         self, confidences: Sequence[Confidences], step: StepAhead, curve: CapacityCurve, budget: int
     ) -> None:
         ranked = rank_drafts(confidences, step.weights)
-        early, late = early_stop_budget(ranked, curve), min(budget, len(ranked.gains))
-        ratio = _speed(ranked, early, curve) / _speed(ranked, late, curve)
+        early = plan_of(ranked, early_stop_budget(ranked, curve))
+        late = plan_of(ranked, min(budget, len(ranked.gains)))
+        ratio = early.speed(curve) / late.speed(curve)
         self._advantage += _RATE * (math.log(ratio) - self._advantage)
 
     def _search(self, step: StepAhead, confidences: Sequence[Confidences], curve: CapacityCurve) -> Plan:
@@ -67,9 +68,3 @@ class AutoPlanner(BarrierPlanner):
         if self.stops_early:
             return early_stop_plan(step, confidences, curve)
         return super()._search(step, confidences, curve)
-
-
-def _speed(ranked: RankedDrafts, num_admitted: int, curve: CapacityCurve) -> float:
-    """Weighted tokens per second with so many drafts admitted."""
-    expected = ranked.base + curve.prompt_gain + float(ranked.gains[:num_admitted].sum())
-    return expected / curve.round_s(ranked.num_requests + num_admitted)

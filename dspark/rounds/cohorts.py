@@ -45,9 +45,7 @@ class CohortRounds:
         self._drafts = drafts
         self._clock = clock
         self._whole = Round(roster, drafts, link, planner=planner, config=config, clock=clock)
-        self._paired = PairedRounds(
-            self._whole, roster, drafts, link, planner=planner, config=config, clock=clock
-        )
+        self._paired = PairedRounds(self._whole, roster, drafts, config=config, clock=clock)
         self._choice = _choice_of(config.cohorts)
         self.num_cohorts = 1
 

@@ -32,6 +32,10 @@ class Plan:
     base: float
     num_requests: int
 
+    def speed(self, curve: CapacityCurve) -> float:
+        """Weighted tokens per second that it promises."""
+        return (self.expected + curve.prompt_gain) / curve.round_s(self.num_requests + self.num_admitted)
+
 
 class DraftGuard:
     """Looks at plans of earlier rounds only, so it is as causal as the allocation it guards.
@@ -70,9 +74,8 @@ class DraftGuard:
             curve: what the round costs.
             plain_s: seconds of the same round without drafts.
         """
-        drafted = (plan.expected + curve.prompt_gain) / curve.round_s(plan.num_requests + plan.num_admitted)
         plain = (plan.base + curve.prompt_gain) / plain_s
-        if drafted < plain:
+        if plan.speed(curve) < plain:
             self._lose()
         elif self._num_probed is not None and self._num_probed < plan.num_requests:
             self._num_probed *= 2

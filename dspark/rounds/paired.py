@@ -10,13 +10,11 @@ from dspark.decoding.types import DraftBlock, DraftRequest
 from dspark.rounds.clock import Clock
 from dspark.rounds.config import LoopConfig
 from dspark.rounds.draft_source import DraftSource
-from dspark.rounds.planner import Planner
 from dspark.rounds.request import LiveRequest, Phase
 from dspark.rounds.roster import Roster
 from dspark.rounds.round import Round, Task, load_of_chunks
 from dspark.rounds.stats import RoundReport
 from dspark.rounds.step_ahead import StepAhead, step_ahead, weights_of
-from dspark.rounds.target_link import TargetLink
 from dspark.scheduling.surface import StepLoad
 
 _NUM_COHORTS = 2
@@ -52,17 +50,13 @@ class PairedRounds:
         parts: Round,
         roster: Roster,
         drafts: DraftSource,
-        link: TargetLink,
         *,
-        planner: Planner,
         config: LoopConfig,
         clock: Clock,
     ) -> None:
         self._parts = parts
         self._roster = roster
         self._drafts = drafts
-        self._link = link
-        self._planner = planner
         self._config = config
         self._clock = clock
         self._drafted: _Drafted | None = None
@@ -89,7 +83,7 @@ class PairedRounds:
         drafted, self._drafted = self._drafted, None
         started_s = self._clock.now()
         tasks, ahead = self._schedule(drafted)
-        planned_s = self._clock.now()
+        plan_s = self._clock.now() - started_s
         draft = None
         if not is_last:
             cohort = 1 - drafted.cohort if drafted else 0
@@ -98,7 +92,7 @@ class PairedRounds:
             report = None
             if tasks:
                 draft_s = drafted.draft_s if drafted else 0.0
-                report = await self._verify(tasks, ahead, draft_s, planned_s - started_s)
+                report = await self._parts.verify(tasks, ahead, draft_s=draft_s, plan_s=plan_s)
             if draft is not None:
                 self._drafted = await draft
         finally:
@@ -129,25 +123,6 @@ class PairedRounds:
             num_cohorts=_NUM_COHORTS,
         )
         return [*self._parts.schedule(members, blocks, step), *chunks], step
-
-    async def _verify(
-        self, tasks: Sequence[Task], ahead: StepAhead, draft_s: float, plan_s: float
-    ) -> RoundReport:
-        started_s = self._clock.now()
-        result = await self._link.step([task.item for task in tasks])
-        step_s = self._clock.now() - started_s
-        report = RoundReport(
-            verified=self._parts.apply(tasks, result),
-            num_prefill_tokens=ahead.prompts.batch_tokens,
-            load=ahead.load(result.batch_tokens),
-            draft_s=draft_s,
-            plan_s=plan_s,
-            step_s=step_s,
-            verify_s=result.verify_ns * 1e-9,
-        )
-        self._parts.counters.num_rounds += 1
-        self._planner.observe(report)
-        return report
 
     async def _draft(self, cohort: int, num_under_way: int) -> _Drafted:
         """Draft a cohort.

@@ -94,20 +94,30 @@ class Round:
         blocks = await self._draft(decoding, asks, step)
         drafted_s = self._clock.now()
         tasks = [*self.schedule(decoding, blocks, step), *chunks]
-        planned_s = self._clock.now()
+        plan_s = self._clock.now() - drafted_s
+        return await self.verify(tasks, step, draft_s=drafted_s - started_s, plan_s=plan_s)
+
+    async def verify(
+        self, tasks: Sequence[Task], step: StepAhead, *, draft_s: float, plan_s: float
+    ) -> RoundReport:
+        """Have the parts of a step verified, commit what it accepted, and learn from what it took.
+
+        Raises:
+            DsparkError: the step failed; no request changed.
+        """
+        started_s = self._clock.now()
         result = await self._link.step([task.item for task in tasks])
-        stepped_s = self._clock.now()
-        verified = self.apply(tasks, result)
-        self.counters.num_rounds += 1
+        step_s = self._clock.now() - started_s
         report = RoundReport(
-            verified=verified,
+            verified=self.apply(tasks, result),
             num_prefill_tokens=step.prompts.batch_tokens,
             load=step.load(result.batch_tokens),
-            draft_s=drafted_s - started_s,
-            plan_s=planned_s - drafted_s,
-            step_s=stepped_s - planned_s,
+            draft_s=draft_s,
+            plan_s=plan_s,
+            step_s=step_s,
             verify_s=result.verify_ns * 1e-9,
         )
+        self.counters.num_rounds += 1
         self._planner.observe(report)
         return report
 
