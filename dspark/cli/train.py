@@ -91,7 +91,10 @@ def _add_recipe_options(group: Any) -> None:
         help="slots in which position weights fall by e (both 4; the paper's text: gamma)",
     )
     group.add_argument(
-        "--anchor-rule", choices=("serving", "published"), help="which positions are drafted from"
+        "--anchor-rule",
+        choices=("serving", "published", "novel"),
+        help="which positions are drafted from; novel: as serving, but not where the last four tokens "
+        "occurred before, since prompt lookup drafts there",
     )
     group.add_argument("--optimiser", choices=("muon", "adamw"), help="what moves the weight matrices")
     group.add_argument("--schedule", choices=("trapezoid", "cosine"), help="form of the learning rate")

@@ -15,6 +15,9 @@ from dspark.errors import ConfigurationError
 from dspark.training.features import FeatureCache
 from dspark.training.losses import Teacher
 
+# Tokens that must have occurred before in the same order for a text to count as repeating itself.
+REPEATED = 4
+
 
 class AnchorRule(StrEnum):
     """Which positions may anchor a block; each has a label that is the target's own."""
@@ -24,6 +27,8 @@ class AnchorRule(StrEnum):
     # The anchor itself is the target's, too, and samples of fewer than 2*gamma response tokens are left out
     # (DeepSpec sections 4.1 and 5).
     PUBLISHED = "published"
+    # As SERVING, without the anchors where the text repeats itself: prompt lookup drafts there.
+    NOVEL = "novel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +131,25 @@ class BlockSampler:
         return batches
 
     def _anchors(
-        self, rng: np.random.Generator, length: int, prompt_len: int, block_len: int
+        self, rng: np.random.Generator, row: npt.NDArray[np.int64], block_len: int
     ) -> npt.NDArray[np.int64]:
-        first = prompt_len - (self._rule is AnchorRule.SERVING)
-        count = length - 1 - first
+        """Anchors in one sample, ascending; `row` is its row of the index."""
+        offset, length, prompt_len = row.tolist()
+        first = prompt_len - (self._rule is not AnchorRule.PUBLISHED)
+        candidates = np.arange(first, length - 1)
+        if self._rule is AnchorRule.NOVEL:
+            is_repeated = repeats(self._cache.tokens(np.arange(offset, offset + length)))[first : length - 1]
+            candidates = candidates[~is_repeated] if not is_repeated.all() else candidates
+        count = len(candidates)
         if block_len > 1 or self._gamma == 1:
             count = min(self._anchors_per_sample * self._gamma // block_len, count)
-        return np.sort(rng.choice(np.arange(first, length - 1), count, replace=False))
+        return np.sort(rng.choice(candidates, count, replace=False))
 
     def _assemble(
         self, members: npt.NDArray[np.int64], rng: np.random.Generator, block_len: int
     ) -> BlockBatch:
         rows = self._cache.index[members]
-        anchors = [self._anchors(rng, int(length), int(prompt), block_len) for _, length, prompt in rows]
+        anchors = [self._anchors(rng, row, block_len) for row in rows]
         counts = [len(one) for one in anchors]
         # [R, 1] first token and length of the sample of each block
         offset, length = (np.repeat(rows[:, column], counts)[:, None] for column in (0, 1))
@@ -163,6 +174,16 @@ class BlockSampler:
             is_valid=is_valid,
             teacher=teacher,
         )
+
+
+def repeats(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Whether the last `REPEATED` tokens up to each position occurred before: [T] to [T]."""
+    found = np.zeros(len(tokens), dtype=np.bool_)
+    if len(tokens) > REPEATED:
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, REPEATED)
+        _, first, group = np.unique(windows, axis=0, return_index=True, return_inverse=True)
+        found[REPEATED - 1 :] = first[group.reshape(-1)] < np.arange(len(windows))
+    return found
 
 
 def _offsets(counts: list[int]) -> tuple[int, ...]:

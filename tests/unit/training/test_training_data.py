@@ -11,7 +11,7 @@ import torch
 
 from dspark.errors import ConfigurationError, ModelMismatchError
 from dspark.training.attention import BlockAttention
-from dspark.training.blocks import AnchorRule, BlockSampler
+from dspark.training.blocks import AnchorRule, BlockSampler, repeats
 from dspark.training.features import FeatureCache
 from dspark.training.generate import done_ids
 from dspark.training.responses import read_rows
@@ -132,6 +132,37 @@ def test_published_anchors_are_the_targets_own_tokens_and_short_responses_are_le
     assert batch.anchors.min() == 6
     # DeepSpec: candidates with loss_mask[a] and loss_mask[a + 1]
     assert len(batch.anchors) == (12 - 6 - 1) + (30 - 20 - 1)
+
+
+def test_novel_anchors_stand_where_the_text_does_not_repeat_itself(tmp_path: Path) -> None:
+    # the tokens count up to VOCAB - 1 and begin again
+    write_cache(tmp_path / "a", [(VOCAB + 20, 6), (VOCAB + 3, 6)])
+    batch = make_sampler(FeatureCache([tmp_path / "a"]), anchors=1000, rule=AnchorRule.NOVEL).batch(0)
+    counts = np.diff(batch.block_starts)
+    # the last four tokens occur again from position VOCAB + 3 on
+    assert sorted(counts) == [VOCAB + 3 - 1 - 5, VOCAB + 3 - 5]
+    assert int(batch.anchors.max()) == VOCAB + 2
+
+
+def test_a_text_that_repeats_itself_throughout_keeps_its_anchors(tmp_path: Path) -> None:
+    write_cache(tmp_path / "a", [(3 * VOCAB, 2 * VOCAB), (3 * VOCAB, 2 * VOCAB)])
+    batch = make_sampler(FeatureCache([tmp_path / "a"]), anchors=1000, rule=AnchorRule.NOVEL).batch(0)
+    assert len(batch.anchors) == 2 * VOCAB
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        ([1, 2, 3, 4, 1, 2, 3, 4], [0, 0, 0, 0, 0, 0, 0, 1]),
+        ([5, 5, 5, 5, 5], [0, 0, 0, 0, 1]),
+        ([1, 2, 3, 4, 5, 2, 3, 4, 5], [0, 0, 0, 0, 0, 0, 0, 0, 1]),
+        ([1, 2, 3], [0, 0, 0]),
+    ],
+)
+def test_a_position_repeats_when_its_last_four_tokens_occurred_before(
+    tokens: list[int], found: list[int]
+) -> None:
+    assert repeats(np.array(tokens, dtype=np.int32)).astype(int).tolist() == found
 
 
 def test_a_batch_is_a_function_of_the_seed_and_its_number(tmp_path: Path) -> None:
