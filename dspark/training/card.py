@@ -1,7 +1,8 @@
-"""The card beside a drafter: what it is, what made it, how well it drafts."""
+"""The card beside a drafter, for people and for programs: what it is, what made it, how well it drafts."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from dspark.models.config import DrafterConfig
@@ -9,6 +10,10 @@ from dspark.models.summary import describe_heads
 from dspark.training.calibrate import CalibrationResult
 from dspark.training.features import FeatureCache
 from dspark.training.recipe import Recipe
+
+RECORD = "training.json"
+_COUNTS = ("blocks", "step", "hours", "peak_memory_mib")
+_HELD_OUT = ("held_out_loss", "mean_committed_greedy", "mean_committed_sampled", "agree_first")
 
 
 def write_card(
@@ -21,7 +26,7 @@ def write_card(
     result: CalibrationResult,
     recipe: Recipe,
 ) -> None:
-    """Write `README.md` from the run's own figures."""
+    """Write `README.md` and `training.json` from the run's own figures."""
     response_tokens = int((cache.index[:, 1] - cache.index[:, 2]).sum())
     loss = recipe.loss
     lines = [
@@ -52,6 +57,13 @@ def write_card(
         "",
     ]
     (directory / "README.md").write_text("\n".join(lines))
+    record = {
+        "command": command,
+        "responses": len(cache),
+        "response_tokens": response_tokens,
+        **{name: metrics[name] for name in (*_COUNTS, *_HELD_OUT)},
+    }
+    (directory / RECORD).write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _percent(errors: list[float]) -> str:

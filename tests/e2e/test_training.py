@@ -117,6 +117,9 @@ def test_training_that_was_killed_ends_in_the_bits_of_a_run_that_was_not(
     weights = [(work / "out" / "model.safetensors").read_bytes() for work in (folder / "whole", killed)]
     assert weights[0] == weights[1]
     assert "<svg" in (killed / "metrics.svg").read_text()
+    record = json.loads((killed / "out" / "training.json").read_text())
+    assert record["step"] == 150
+    assert 1 <= record["mean_committed_greedy"] <= 1 + 3
 
 
 def test_two_processes_learn_the_bits_of_one(folder: Path, target: Path, features: Path) -> None:
