@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,12 @@ from dspark.rounds.interfaces import Drafter
 
 
 class BlockLog:
-    """A `Drafter` that remembers the confidences of every block it passes on."""
+    """A `Drafter` that remembers every block it passes on, without draft distributions."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         # by request and number of committed tokens
-        self._confidences: dict[tuple[str, int], npt.NDArray[np.float32]] = {}
+        self._blocks: dict[tuple[str, int], DraftBlock] = {}
 
     async def get_info(self) -> DrafterInfo:
         """See `Drafter`."""
@@ -28,12 +29,16 @@ class BlockLog:
         """See `Drafter`."""
         blocks = await self._drafter.draft(requests)
         for block in blocks:
-            self._confidences[block.request_id, block.base_committed_len] = block.confidence
+            self._blocks[block.request_id, block.base_committed_len] = replace(block, probs=())
         return blocks
 
     async def close(self, request_ids: Sequence[str]) -> None:
         """See `Drafter`."""
         await self._drafter.close(request_ids)
+
+    def block(self, request_id: str, base_committed_len: int) -> DraftBlock | None:
+        """The block made for a request that had so many committed tokens; None where there was none."""
+        return self._blocks.get((request_id, base_committed_len))
 
     def outcomes(
         self, generations: Sequence[Generation], prompt_lens: Sequence[int], gamma: int
@@ -46,11 +51,12 @@ class BlockLog:
         confidences, survivals = [], []
         for one, prompt_len in zip(generations, prompt_lens, strict=True):
             for delta in one.rounds:
-                confidence = self._confidences.get((one.request_id, prompt_len + delta.start))
-                is_whole = confidence is not None and len(confidence) == delta.round.num_scheduled == gamma
-                if confidence is None or not is_whole or delta.finish_reason is not None:
+                block = self.block(one.request_id, prompt_len + delta.start)
+                if block is None or delta.finish_reason is not None:
                     continue
-                confidences.append(confidence)
+                if not len(block.confidence) == delta.round.num_scheduled == gamma:
+                    continue
+                confidences.append(block.confidence)
                 survivals.append((np.arange(gamma) < delta.round.num_accepted).astype(np.float32))
         if not confidences:
             empty = np.zeros((0, gamma), dtype=np.float32)

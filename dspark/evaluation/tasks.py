@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -13,6 +14,14 @@ from dspark.errors import ConfigurationError
 
 _OWN_PROMPTS = Path(__file__).parent / "prompts"
 _FORM = '{"turns": ["..."]}'
+# The benchmarks of the paper by domain, each with the most prompts that DeepSpec takes of it.
+BENCHMARKS = {
+    "math": {"gsm8k": 500, "math500": 500, "aime25": 30},
+    "code": {"mbpp": 256, "humaneval": 164, "livecodebench": 500},
+    "chat": {"mt-bench": 80, "alpaca": 500, "arena-hard-v2": 500},
+}
+MOST_PROMPTS = {task: most for tasks in BENCHMARKS.values() for task, most in tasks.items()}
+_SUBSAMPLE_SEED = 980406
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +57,41 @@ def read_tasks(paths: Sequence[Path] = (), *, limit: int | None = None) -> list[
     Raises:
         ConfigurationError: a path or a line cannot be used; names it.
     """
-    files = [file for path in paths or (_OWN_PROMPTS,) for file in _files(path)]
-    tasks = [_read_task(file)[:limit] for file in files]
-    rows = zip_longest(*tasks)
-    return [prompt for row in rows for prompt in row if prompt is not None]
+    return in_turns([task[:limit] for task in read_files(paths)])
+
+
+def read_files(paths: Sequence[Path] = ()) -> list[list[TaskPrompt]]:
+    """All prompts of each file, as `read_tasks` reads them.
+
+    Raises:
+        ConfigurationError: a path or a line cannot be used; names it.
+    """
+    return [_read_task(file) for path in paths or (_OWN_PROMPTS,) for file in _files(path)]
+
+
+def in_turns(tasks: Sequence[Sequence[TaskPrompt]]) -> list[TaskPrompt]:
+    """The prompts of all tasks in one list, the first of each, then the second of each, and so on."""
+    return [prompt for row in zip_longest(*tasks) for prompt in row if prompt is not None]
+
+
+def subsample(prompts: Sequence[TaskPrompt], limit: int | None = None) -> list[TaskPrompt]:
+    """The prompts of one task that DeepSpec would take: shuffled and cut, but only where there are too many.
+
+    Args:
+        prompts: of one task.
+        limit: most of them, where that is less than DeepSpec takes.
+    """
+    limits = [MOST_PROMPTS.get(prompts[0].task) if prompts else None, limit]
+    most = min([one for one in limits if one is not None], default=len(prompts))
+    chosen = list(prompts)
+    if len(chosen) > most:
+        random.Random(_SUBSAMPLE_SEED).shuffle(chosen)
+    return chosen[:most]
+
+
+def domain_of(task: str) -> str:
+    """Domain of a benchmark of the paper; a task that is none is a domain by itself."""
+    return next((domain for domain, tasks in BENCHMARKS.items() if task in tasks), task)
 
 
 def encode_prompts(prompts: Sequence[TaskPrompt], tokenizer: Any) -> list[TaskPrompt]:

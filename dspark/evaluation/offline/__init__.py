@@ -1,0 +1,1 @@
+"""A drafter's offline figures: rounds are decoded and stored, everything else is computed of them."""
