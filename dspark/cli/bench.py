@@ -13,6 +13,7 @@ _BENCHES = (
     "dspark.cli.bench_scheduler",
     "dspark.cli.bench_pareto",
     "dspark.cli.bench_training",
+    "dspark.cli.bench_figures",
 )
 
 

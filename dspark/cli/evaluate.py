@@ -123,6 +123,7 @@ def _decode(args: argparse.Namespace) -> Results:
     from dspark.evaluation.offline.run import pass_plans, run_passes
     from dspark.models.calibration import Calibration
     from dspark.models.config_file import read_config
+    from dspark.training.card import read_budget
 
     models = read_models(args)
     drafter = need_drafter(models)
@@ -142,6 +143,9 @@ def _decode(args: argparse.Namespace) -> Results:
     setup = {
         "target": models.target.name,
         "drafter": drafter.name,
+        "kind": config.kind,
+        "layers": config.num_hidden_layers,
+        **read_budget(drafter),
         "dtype": engines.target.info.dtype,
         "gamma": config.gamma,
         "tokens": args.tokens,
@@ -219,8 +223,9 @@ def _write_report(directory: Path, results: Results, figures: Figures, report: R
     Raises:
         ConfigurationError: one cannot be written.
     """
-    from dspark.evaluation.offline.report import html_page, markdown_page
+    from dspark.evaluation.offline.report import page_of
     from dspark.evaluation.offline.results import FILE, results_text
+    from dspark.evaluation.page import html_of, markdown_of
 
     write = functools.partial(write_text, "--report")
     metrics = replace(report, figures=figures.as_dict()).document()
@@ -230,8 +235,9 @@ def _write_report(directory: Path, results: Results, figures: Figures, report: R
         raise ConfigurationError(f"--report {directory} cannot be made: {error.strerror}") from error
     write(directory / FILE, results_text(results))
     write(directory / "metrics.json", json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
-    write(directory / "report.html", html_page(results, figures))
-    write(directory / "report.md", markdown_page(results, figures, "report.html"))
+    page = page_of(results, figures)
+    write(directory / "report.html", html_of(page))
+    write(directory / "report.md", markdown_of(page, "report.html"))
     print(f"report in {directory / 'report.html'}")
 
 

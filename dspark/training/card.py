@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from dspark.errors import ModelMismatchError
 from dspark.models.config import DrafterConfig
 from dspark.models.summary import describe_heads
 from dspark.training.calibrate import CalibrationResult
@@ -64,6 +65,29 @@ def write_card(
         **{name: metrics[name] for name in (*_COUNTS, *_HELD_OUT)},
     }
     (directory / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def read_budget(directory: Path) -> dict[str, float]:
+    """What a drafter was trained on, as its record says; empty without one.
+
+    Returns:
+        `trained_blocks`, `trained_hours` and `response_tokens`.
+
+    Raises:
+        ModelMismatchError: the record is damaged.
+    """
+    path = directory / RECORD
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_text())
+        return {
+            "trained_blocks": int(record["blocks"]),
+            "trained_hours": round(float(record["hours"]), 3),
+            "response_tokens": int(record["response_tokens"]),
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelMismatchError(f"{path} is damaged ({error!r}); remove it or train again") from error
 
 
 def _percent(errors: list[float]) -> str:

@@ -1,0 +1,155 @@
+"""Stored evaluations of several drafters of one target, a directory each.
+
+DIR/NAME/rounds.json     what `dspark evaluate --report` keeps; its setup says what the drafter is
+DIR/NAME/speed.json      of `dspark bench speed --json`, where that was run
+DIR/latency.json         of `dspark bench figures --latency`, where that was run
+DIR/remarks.json         what the authors say to a figure, by its key, where they say anything
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import ConfigurationError
+from dspark.evaluation.head_latency import RoundLatency
+from dspark.evaluation.offline.figures import Figures, figures_of
+from dspark.evaluation.offline.results import FILE, Results, read_results
+
+DSPARK, DFLASH, EAGLE3 = "DSpark", "DFlash", "Eagle3"
+LATENCY, REMARKS, SPEED = "latency.json", "remarks.json", "speed.json"
+# Drafters whose block is made in one pass; depth and gamma are compared among these.
+PARALLEL = (DSPARK, DFLASH)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One drafter.
+
+    Attributes:
+        name: of its directory.
+        kind: "DSpark", "DFlash", "Eagle3", ...
+        num_layers: draft layers; 0 without a model.
+        blocks: trained on; None: not known.
+        hours: of training.
+        speed: tokens per second over those of plain decoding in the same run; None: not measured.
+    """
+
+    name: str
+    kind: str
+    num_layers: int
+    results: Results
+    figures: Figures
+    blocks: int | None = None
+    hours: float | None = None
+    speed: float | None = None
+
+    @property
+    def gamma(self) -> int:
+        """Drafts of a whole block."""
+        return self.results.gamma
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """All members, and what belongs to none of them.
+
+    Attributes:
+        latencies: rounds with and without the sequential head; empty: not measured.
+        latency_setup: what they were measured on.
+        remarks: by key of a figure.
+    """
+
+    members: tuple[Member, ...]
+    latencies: tuple[RoundLatency, ...] = ()
+    latency_setup: Mapping[str, Any] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reference(self) -> Member:
+        """The DSpark drafter that the others are compared with: of the most usual shape."""
+        own = [one for one in self.members if one.kind == DSPARK]
+        shapes = [(one.num_layers, one.gamma) for one in self.members if one.kind in PARALLEL]
+        return max(own, key=lambda one: shapes.count((one.num_layers, one.gamma)))
+
+    @property
+    def main(self) -> list[Member]:
+        """One of each kind: of the reference's shape, where shapes are comparable."""
+        shape = (self.reference.num_layers, self.reference.gamma)
+        chosen: dict[str, Member] = {}
+        for one in self.members:
+            if one.kind not in PARALLEL or (one.num_layers, one.gamma) == shape:
+                chosen.setdefault(one.kind, one)
+        return list(chosen.values())
+
+    def by_depth(self, kind: str) -> list[Member]:
+        """Those with the reference's gamma, by depth."""
+        own = [one for one in self.members if one.kind == kind and one.gamma == self.reference.gamma]
+        return sorted(own, key=lambda one: one.num_layers)
+
+    def by_gamma(self, kind: str) -> list[Member]:
+        """Those with the reference's depth, by gamma."""
+        own = [
+            one for one in self.members if one.kind == kind and one.num_layers == self.reference.num_layers
+        ]
+        return sorted(own, key=lambda one: one.gamma)
+
+    def of_kind(self, kind: str) -> Member | None:
+        """Of the main members."""
+        return next((one for one in self.main if one.kind == kind), None)
+
+
+def read_collection(directory: Path) -> Collection:
+    """Read everything that is stored.
+
+    Raises:
+        ConfigurationError: there is no evaluation of a DSpark drafter, or a file cannot be used; names it.
+    """
+    paths = sorted(directory.glob(f"*/{FILE}"))
+    members = tuple(_read_member(path) for path in paths)
+    if not any(one.kind == DSPARK for one in members):
+        raise ConfigurationError(
+            f"{directory}: no evaluation of a DSpark drafter; store some with `dspark evaluate --drafter ... "
+            f"--report {directory / 'NAME'}`"
+        )
+    latencies = _read_json(directory / LATENCY) or {}
+    return Collection(
+        members,
+        tuple(RoundLatency(**one) for one in latencies.get("rounds", ())),
+        latencies.get("setup", {}),
+        _read_json(directory / REMARKS) or {},
+    )
+
+
+def _read_member(path: Path) -> Member:
+    results = read_results(path)
+    setup = results.setup
+    missing = [name for name in ("kind", "layers") if name not in setup]
+    if missing:
+        raise ConfigurationError(f"{path}: the setup lacks {' and '.join(missing)}; evaluate again")
+    speed = _read_json(path.parent / SPEED)
+    return Member(
+        name=path.parent.name,
+        kind=setup["kind"],
+        num_layers=int(setup["layers"]),
+        results=results,
+        figures=figures_of(results),
+        blocks=setup.get("trained_blocks"),
+        hours=setup.get("trained_hours"),
+        speed=float(speed["ratios"]["dspark_vs_plain"]) if speed else None,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        document = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: not JSON ({error})") from error
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"{path}: not a JSON object")
+    return document

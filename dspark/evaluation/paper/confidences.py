@@ -1,0 +1,95 @@
+"""Fig. 5 and 6: a threshold on the confidences of the reference drafter, and how reliable they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dspark.evaluation.chart import Panel, Series
+from dspark.evaluation.offline.confidence import PositionQuality
+from dspark.evaluation.offline.figures import ALL, DOMAIN, GroupQuality
+from dspark.evaluation.paper import published
+from dspark.evaluation.paper.collection import Collection
+from dspark.evaluation.paper.figure import Figure, temperature_of
+from dspark.evaluation.paper.shapes import Shape, grows
+
+
+def threshold(collection: Collection) -> Figure | None:
+    """Acceptance rate and committed length by threshold and domain; None without a sweep."""
+    member = collection.reference
+    own = [
+        one
+        for one in member.figures.sweeps
+        if one.temperature == temperature_of(member) and one.group.level == DOMAIN
+    ]
+    if not own:
+        return None
+    rates = [
+        Series(one.group.name, [(point.threshold, point.acceptance_rate) for point in one.points])
+        for one in own
+    ]
+    lengths = [
+        Series(one.group.name, [(point.threshold, point.accept_len) for point in one.points]) for one in own
+    ]
+    panels = (
+        Panel(
+            "Acceptance rate under a threshold", "least confidence", "share", rates, x_high=1.0, y_high=1.0
+        ),
+        Panel("Committed under a threshold", "least confidence", "tokens per round", lengths, x_high=1.0),
+    )
+    shapes = []
+    for one in own:
+        told = "{:.3f} to {:.3f}".format(*published.THRESHOLD_RATE.get(one.group.name, (0.0, 0.0)))
+        shapes.append(
+            grows(
+                f"{one.group.name}: acceptance rises with the threshold",
+                told,
+                [point.acceptance_rate for point in one.points],
+            )
+        )
+    return Figure("fig5", "Fig. 5: threshold on confidences", (), panels, tuple(shapes))
+
+
+def reliability(collection: Collection) -> Figure | None:
+    """Calibration error and reliability diagrams; None where no confidences were kept."""
+    member = collection.reference
+    own = [
+        one
+        for one in member.figures.qualities
+        if one.temperature == temperature_of(member) and one.group.level == ALL and one.quality.positions
+    ]
+    if not own:
+        return None
+    errors = [
+        Series(
+            one.calibration,
+            [(number + 1, 100 * place.ece) for number, place in enumerate(one.quality.positions)],
+        )
+        for one in own
+    ]
+    panels = [Panel("Calibration error of the survival", "position in the block", "ECE, %", errors)]
+    for place in (0, len(own[0].quality.positions) // 2):
+        panels.append(_reliability_panel(own, place))
+    by_name = {one.calibration: one.quality for one in own}
+    shapes = []
+    if {"raw", "STS"} <= by_name.keys():
+        before, after = (_worst_error(by_name[name].positions) for name in ("raw", "STS"))
+        told = "{:.1%} to {:.1%} before, {:.1%} to {:.1%} after".format(
+            *published.ECE_BEFORE, *published.ECE_AFTER
+        )
+        found = f"at most {before:.1%} before, {after:.1%} after"
+        shapes.append(Shape("STS lowers the calibration error", told, found, after < before))
+    return Figure("fig6", "Fig. 6: reliability", (), tuple(panels), tuple(shapes))
+
+
+def _reliability_panel(own: Sequence[GroupQuality], place: int) -> Panel:
+    series = [Series("calibrated", [(0.0, 0.0), (1.0, 1.0)], is_guide=True)]
+    series += [
+        Series(one.calibration, [(bar.predicted, bar.observed) for bar in one.quality.positions[place].bins])
+        for one in own
+    ]
+    title = f"Survival of draft {place + 1}"
+    return Panel(title, "predicted", "observed", series, x_high=1.0, y_high=1.0)
+
+
+def _worst_error(positions: Sequence[PositionQuality]) -> float:
+    return max(one.ece for one in positions)
