@@ -18,8 +18,9 @@ from dspark.evaluation.offline.results import Results
 from dspark.evaluation.offline.tables import Table, tables_of
 
 _TITLE = "Evaluation of a drafter"
-_HALF, _WHOLE, _HEIGHT = 540, 1104, 320
-_SQUARE = 356
+# Cards of one, two and three in a row, in CSS pixels, and what of one is not its drawing.
+_WHOLE, _HALF, _THIRD, _HEIGHT = 1152, 568, 373, 320
+_CARD_EDGE = 18
 _PAGE_STYLE = """
 :root{color-scheme:light dark;--ink:#1c2430;--muted:#5b6675;--line:#e3e7ec;--paper:#ffffff;--page:#f4f6f8}
 @media (prefers-color-scheme:dark){
@@ -86,7 +87,7 @@ def _pictures(results: Results, figures: Figures) -> Iterator[str]:
     yield from _section("Accepted length by task", [length_panel(figures, results)], _WHOLE)
     yield from _section("Conditional acceptance", conditional_panels(figures, results), _HALF)
     yield from _section("Threshold on confidences", sweep_panels(figures, results), _HALF)
-    yield from _section("Reliability of confidences", reliability_panels(figures, results), _SQUARE)
+    yield from _section("Reliability of confidences", reliability_panels(figures, results), _THIRD)
 
 
 def _section(title: str, panels: Sequence[Panel], width: int) -> Iterator[str]:
@@ -94,7 +95,7 @@ def _section(title: str, panels: Sequence[Panel], width: int) -> Iterator[str]:
         return
     yield f'<h2>{escape(title)}</h2><div class="cards">'
     for panel in panels:
-        yield f'<div class="card">{drawing(panel, width=width - 18, height=_HEIGHT)}</div>'
+        yield f'<div class="card">{drawing(panel, width=width - _CARD_EDGE, height=_HEIGHT)}</div>'
     yield "</div>"
 
 
