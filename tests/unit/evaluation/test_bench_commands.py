@@ -66,9 +66,7 @@ def test_the_figures_of_an_evaluation_are_computed_anew_without_a_model(tmp_path
         "report.md",
         "rounds.json",
     ]
-    (whole,) = [
-        one for one in json.loads(figures.read_text())["figures"]["groups"] if one["level"] == "all"
-    ]
+    (whole,) = [one for one in json.loads(figures.read_text())["figures"]["groups"] if one["level"] == "all"]
     assert whole["full"]["accept_len"] == 2.5
     assert (report / "rounds.json").read_text() == (tmp_path / "rounds.json").read_text()
 
