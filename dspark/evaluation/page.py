@@ -9,8 +9,9 @@ from html import escape
 from dspark.evaluation.chart import STYLE, Panel, drawing
 from dspark.evaluation.offline.tables import Table
 
-HALF, WHOLE, SQUARE = 540, 1104, 356
-_HEIGHT = 320
+# Cards of one, two and three in a row, in CSS pixels, and what of one is not its drawing.
+WHOLE, HALF, THIRD = 1152, 568, 373
+_HEIGHT, _CARD_EDGE = 320, 18
 _PAGE_STYLE = """
 :root{color-scheme:light dark;--ink:#1c2430;--muted:#5b6675;--line:#e3e7ec;--paper:#ffffff;--page:#f4f6f8}
 @media (prefers-color-scheme:dark){
@@ -98,7 +99,7 @@ def _html_section(section: Section) -> Iterator[str]:
     if section.panels:
         yield '<div class="cards">'
         for panel in section.panels:
-            yield f'<div class="card">{drawing(panel, width=section.width - 18, height=_HEIGHT)}</div>'
+            yield f'<div class="card">{drawing(panel, width=section.width - _CARD_EDGE, height=_HEIGHT)}</div>'
         yield "</div>"
     for table in section.tables:
         yield from _html_table(table)

@@ -14,7 +14,7 @@ from dspark.evaluation.offline.confidence import Quality, quality_of
 from dspark.evaluation.offline.recalibration import LEAST_BLOCKS, predictions_of
 from dspark.evaluation.offline.results import PassKind, Results, Rounds
 from dspark.evaluation.offline.sweep import SweepPoint, point_of, rounds_by_threshold
-from dspark.evaluation.tasks import domain_of
+from dspark.evaluation.tasks import MOST_PROMPTS, domain_of
 from dspark.scheduling.calibration import SequentialScaling
 
 THRESHOLDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -124,8 +124,9 @@ class Figures:
 
 
 def groups_of(tasks: Sequence[str]) -> list[Group]:
-    """The tasks in their order, the domains they belong to, and all."""
-    names = list(dict.fromkeys(tasks))
+    """The tasks in the order of the paper, then those that are none of its, their domains, and all."""
+    known = list(MOST_PROMPTS)
+    names = sorted(dict.fromkeys(tasks), key=lambda task: known.index(task) if task in known else len(known))
     domains = list(dict.fromkeys(domain_of(name) for name in names))
     places = list(enumerate(tasks))
     return [
@@ -232,6 +233,9 @@ def _notes(results: Results, sweeps: Sequence[GroupSweep], fits: Sequence[Fitted
         "Rows of a domain and of all prompts pool the rounds of their tasks; `mean of tasks` gives every "
         "task the same weight, as the paper's averages do.",
     ]
+    notes.append(
+        "Plots leave out shares of fewer than 20 drafts and bars of fewer than 10 predictions; tables do not."
+    )
     methods = {
         "walked": "sweep, walked: a block was drafted at every position of each greedy text, so the rounds "
         "of every threshold are exact",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from dspark.evaluation.chart import Panel, Series
 from dspark.evaluation.offline.figures import ALL, DOMAIN, TASK, Figures, GroupQuality
 from dspark.evaluation.offline.results import Results
 
-# Positions of a block that reliability is drawn of; the paper draws four.
-_MOST_POSITIONS = 4
+# Shares of fewer drafts are noise, and are not drawn.
+LEAST_JUDGED = 20
+_LEAST_PREDICTED = 10
 
 
 def length_panel(figures: Figures, results: Results) -> Panel:
@@ -38,7 +37,11 @@ def conditional_panels(figures: Figures, results: Results) -> list[Panel]:
         series = [
             Series(
                 one.group.name,
-                [(place + 1, share) for place, share in enumerate(one.full.conditional) if share is not None],
+                [
+                    (place + 1, share)
+                    for place, share in enumerate(one.full.conditional)
+                    if share is not None and one.full.num_judged[place] >= LEAST_JUDGED
+                ],
             )
             for one in figures.groups
             if one.temperature == temperature and one.group.level == DOMAIN
@@ -81,8 +84,9 @@ def reliability_panels(figures: Figures, results: Results) -> list[Panel]:
         own = [one for one in own if one.quality.positions]
         if not own:
             continue
-        num_positions = len(own[0].quality.positions)
-        places = np.unique(np.linspace(0, num_positions - 1, _MOST_POSITIONS).round().astype(int)).tolist()
+        last = len(own[0].quality.positions) - 1
+        # Most drafts end at the first positions; the last ones show what is left.
+        places = sorted({place for place in (0, 1, 2, (2 + last) // 2, last) if place <= last})
         panels += [_reliability_panel(own, place, temperature) for place in places]
         errors = [
             Series(
@@ -102,7 +106,11 @@ def _reliability_panel(own: Sequence[GroupQuality], place: int, temperature: flo
     series += [
         Series(
             one.calibration,
-            [(bar.predicted, bar.observed) for bar in one.quality.positions[place].bins],
+            [
+                (bar.predicted, bar.observed)
+                for bar in one.quality.positions[place].bins
+                if bar.count >= _LEAST_PREDICTED
+            ],
         )
         for one in own
     ]

@@ -11,7 +11,7 @@ from dspark.evaluation.offline.pictures import (
 )
 from dspark.evaluation.offline.results import Results
 from dspark.evaluation.offline.tables import tables_of
-from dspark.evaluation.page import HALF, SQUARE, WHOLE, Page, Section
+from dspark.evaluation.page import HALF, THIRD, WHOLE, Page, Section
 
 
 def page_of(results: Results, figures: Figures) -> Page:
@@ -20,7 +20,7 @@ def page_of(results: Results, figures: Figures) -> Page:
         Section("Accepted length by task", [length_panel(figures, results)], width=WHOLE),
         Section("Conditional acceptance", conditional_panels(figures, results), width=HALF),
         Section("Threshold on confidences", sweep_panels(figures, results), width=HALF),
-        Section("Reliability of confidences", reliability_panels(figures, results), width=SQUARE),
+        Section("Reliability of confidences", reliability_panels(figures, results), width=THIRD),
         Section("Tables", tables=tables_of(figures, results)),
     ]
     origin = " · ".join(f"{name} {value}" for name, value in results.setup.items())

@@ -66,6 +66,8 @@ def rounds_by_threshold(
     for dense in results.passes_of(PassKind.DENSE, temperature):
         return [(level, SweepMethod.WALKED, walk(dense.rounds, level)) for level in thresholds]
     for full in results.passes_of(PassKind.FULL, temperature):
+        if full.rounds.logits is None:
+            continue
         return [(level, SweepMethod.REPLAYED, cut_rounds(full.rounds, level)) for level in thresholds]
     return []
 

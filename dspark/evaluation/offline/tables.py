@@ -136,7 +136,7 @@ def tables_of(figures: Figures, results: Results) -> list[Table]:
 
 
 def _name(one: GroupFigures) -> str:
-    return one.group.name if one.group.level == TASK else f"{one.group.name} ({one.group.level})"
+    return f"{one.group.name} (domain)" if one.group.level == DOMAIN else one.group.name
 
 
 def _sums(groups: Sequence[GroupFigures]) -> frozenset[int]:

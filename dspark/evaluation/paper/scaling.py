@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dspark.evaluation.chart import Panel, Series
 from dspark.evaluation.offline.tables import Table
 from dspark.evaluation.paper import published

@@ -1,10 +1,13 @@
 """The commands as a user calls them, as far as they go without a real model."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from dspark.cli.main import main
+from dspark.evaluation.offline.results import results_text
+from tests.unit.evaluation.rounds_of_blocks import full_pass, results, rounds
 
 
 @pytest.mark.parametrize("name", ["speed", "lossless", "overhead", "scheduler", "pareto", "training"])
@@ -47,6 +50,33 @@ def test_a_temperature_must_be_a_number_of_at_least_zero(value, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["evaluate", "--temperature", value])
     assert "is not a number of at least 0" in capsys.readouterr().err
+
+
+def test_the_figures_of_an_evaluation_are_computed_anew_without_a_model(tmp_path, capsys):
+    logits = [[2.0, 1.0, 0.5, 0.1], [0.3, 0.2, 0.1, 0.0]]
+    stored = results([full_pass(rounds((0, 1, 4, 3, 4), (2, 1, 4, 0, 1), logits=logits))])
+    (tmp_path / "rounds.json").write_text(results_text(stored))
+    report, figures = tmp_path / "report", tmp_path / "figures.json"
+    command = ["evaluate", "--from", str(tmp_path / "rounds.json"), "--report", str(report)]
+    assert main([*command, "--json", str(figures), "--thresholds", "0.5", "0"]) == 0
+    assert "gsm8k" in capsys.readouterr().out
+    assert sorted(one.name for one in report.iterdir()) == [
+        "metrics.json",
+        "report.html",
+        "report.md",
+        "rounds.json",
+    ]
+    (whole,) = [one for one in json.loads(figures.read_text())["figures"]["groups"] if one["level"] == "all"]
+    assert whole["full"]["accept_len"] == 2.5
+    assert (report / "rounds.json").read_text() == (tmp_path / "rounds.json").read_text()
+
+
+def test_a_threshold_is_a_probability_and_two_sources_of_prompts_are_one_too_many(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["evaluate", "--thresholds", "1"])
+    assert "is not a number of at least 0 and below 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["evaluate", "--temperature", "1", "--temperatures", "0", "1"])
 
 
 def write_target(directory: Path) -> Path:

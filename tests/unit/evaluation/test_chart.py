@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dspark.evaluation.chart import Panel, Series, bar, svg
+from dspark.evaluation.chart import STYLE, Panel, Series, bar, drawing, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -54,6 +54,38 @@ def test_several_series_are_named_and_one_is_not():
     assert {"curve", "measured"} <= set(texts(root))
     assert len(list(root.iter(f"{SVG}polyline"))) == 1
     assert "curve" not in texts(drawn(Panel("t", "x", "y", two[:1])))
+
+
+def test_bars_stand_over_their_categories_and_are_as_high_as_their_values():
+    series = [Series("a", [(0, 1.0), (1, 2.0)]), Series("b", [(0, 4.0), (1, 3.0)])]
+    root = drawn(Panel("t", "x", "y", series, categories=["one", "two"]))
+    bars = [one for one in root.iter(f"{SVG}rect") if one.find(f"{SVG}title") is not None]
+    heights = [float(one.get("height")) for one in bars]
+    assert heights == pytest.approx([heights[0] * times for times in (1, 2, 4, 3)], abs=0.3)
+    lefts = [float(one.get("x")) for one in bars]
+    assert lefts[0] < lefts[2] < lefts[1] < lefts[3]
+    assert {"one", "two", "a", "b"} <= set(texts(root))
+
+
+def test_axes_may_be_given_an_end_and_a_guide_is_neither_marked_nor_named():
+    guide = Series("even", [(0, 0), (1, 1)], is_guide=True)
+    root = drawn(Panel("t", "x", "y", [guide, Series("a", [(0.2, 0.5)])], x_high=1.0, y_high=1.0))
+    assert len(circles(root)) == 1
+    assert "even" not in texts(root)
+    (dashed,) = [one for one in root.iter(f"{SVG}polyline") if one.get("stroke-dasharray")]
+    start, end = (tuple(map(float, place.split(","))) for place in dashed.get("points").split())
+    ((x, y),) = circles(root)
+    assert (x - start[0]) / (end[0] - start[0]) == pytest.approx(0.2, abs=0.01)
+    assert (y - start[1]) / (end[1] - start[1]) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_chart_follows_the_scheme_of_its_reader_and_one_of_a_page_leaves_the_rules_to_it():
+    panel = Panel("t", "x", "y", [Series("a", [(1, 1)])])
+    assert STYLE in svg([panel])
+    assert "prefers-color-scheme: dark" in STYLE
+    inline = drawing(panel, width=300, height=200)
+    assert "<style" not in inline
+    assert 'viewBox="0 0 300 200"' in inline
 
 
 def test_panels_stand_below_each_other_and_words_are_escaped():

@@ -1,13 +1,10 @@
 """Real engines of random weights behind the measuring code."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from dspark.decoding.types import FinishReason
 from dspark.evaluation.calibration_fit import decode_blocks
-from dspark.evaluation.drafter_figures import DecodePlan, measure_drafter
 from dspark.evaluation.generation import LocalDecoder
 from dspark.evaluation.lossless.tiny import load_tiny_engines
 from dspark.evaluation.raw_matmul import RawMatmuls
@@ -47,18 +44,6 @@ async def test_plain_drafted_and_stock_decoding_make_the_same_texts(tiny):
         assert all(one.wall_s > 0 for one in drafted.rounds)
     assert [len(text) for text in texts[0]] == [12] * 4
     assert texts[0] == texts[1] == texts[2]
-
-
-async def test_a_drafter_is_measured_by_task_and_under_both_rules_where_sampled(tiny):
-    engines, _ = tiny
-    prompts = [replace(prompt, task=task) for prompt, task in zip(PROMPTS, "aabb", strict=True)]
-    sampled = await measure_drafter(engines, prompts, DecodePlan(16, 1.0, streams=4))
-    greedy = await measure_drafter(engines, prompts, DecodePlan(16, 0.0, streams=4))
-    assert [(one.task, one.num_prompts) for one in sampled] == [("a", 2), ("b", 2), ("all", 4)]
-    for one in sampled:
-        assert 0.0 < one.mean_coupled < engines.drafter.info.gamma
-        assert one.mean_accepted == pytest.approx(one.accept_len - 1)
-    assert [one.mean_coupled for one in greedy] == [None] * 3
 
 
 async def test_prompt_lookup_makes_the_same_text(tiny):

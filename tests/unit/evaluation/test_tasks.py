@@ -1,10 +1,19 @@
 import json
+import random
 from types import SimpleNamespace
 
 import pytest
 
 from dspark.errors import ConfigurationError
-from dspark.evaluation.tasks import encode_prompts, read_tasks, task_names
+from dspark.evaluation.tasks import (
+    MOST_PROMPTS,
+    TaskPrompt,
+    domain_of,
+    encode_prompts,
+    read_tasks,
+    subsample,
+    task_names,
+)
 
 
 def write(path, *rows):
@@ -44,6 +53,25 @@ def test_a_path_without_tasks_is_refused(tmp_path):
         read_tasks([tmp_path])
     with pytest.raises(ConfigurationError, match="does not exist"):
         read_tasks([tmp_path / "missing"])
+
+
+def prompts_of(task, number):
+    return [TaskPrompt(task, index, str(index)) for index in range(number)]
+
+
+def test_too_many_prompts_are_shuffled_and_cut_as_deepspec_does_and_others_stay_in_order():
+    order = list(range(257))
+    random.Random(980406).shuffle(order)
+    assert [one.index for one in subsample(prompts_of("mbpp", 257))] == order[:256]
+    assert [one.index for one in subsample(prompts_of("mbpp", 257), 8)] == order[:8]
+    assert [one.index for one in subsample(prompts_of("mbpp", 256))] == list(range(256))
+    assert [one.index for one in subsample(prompts_of("mine", 1000))] == list(range(1000))
+    assert subsample([], 8) == []
+
+
+def test_the_nine_benchmarks_have_three_domains_and_others_are_domains_of_their_own():
+    assert [domain_of(task) for task in MOST_PROMPTS] == ["math"] * 3 + ["code"] * 3 + ["chat"] * 3
+    assert domain_of("mine") == "mine"
 
 
 class Spelling:
