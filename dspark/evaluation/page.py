@@ -97,9 +97,10 @@ def _html_section(section: Section) -> Iterator[str]:
         return
     yield f"<h2>{escape(section.title)}</h2>"
     if section.panels:
+        width = section.width - _CARD_EDGE
         yield '<div class="cards">'
         for panel in section.panels:
-            yield f'<div class="card">{drawing(panel, width=section.width - _CARD_EDGE, height=_HEIGHT)}</div>'
+            yield f'<div class="card">{drawing(panel, width=width, height=_HEIGHT)}</div>'
         yield "</div>"
     for table in section.tables:
         yield from _html_table(table)
