@@ -12,7 +12,7 @@ from dspark.evaluation.block_log import BlockLog
 from dspark.evaluation.calibration_fit import raw_logits
 from dspark.evaluation.generation import Engines, Generation, LocalDecoder
 from dspark.evaluation.offline.planners import DensePlanner, RawThresholdPlanner
-from dspark.evaluation.offline.results import Pass, PassKind, Rounds, padded
+from dspark.evaluation.offline.results import DECIMALS, Pass, PassKind, Rounds, padded
 from dspark.evaluation.requests import make_requests
 from dspark.evaluation.tasks import TaskPrompt
 from dspark.rounds.interfaces import Drafter
@@ -132,7 +132,7 @@ def rounds_of(
     if block_of is not None:
         blocks = [block_of(place, request_id, delta.start) for place, request_id, delta in rows]
         confidences = [np.zeros(0, np.float32) if block is None else block.confidence for block in blocks]
-        logits = raw_logits(padded(confidences, gamma), in_use)
+        logits = raw_logits(padded(confidences, gamma), in_use).round(DECIMALS)
     prompt, start, scheduled, accepted, committed = columns.T
     return Rounds(prompt, start, scheduled, accepted, committed, logits)
 
