@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,14 @@ def add_parser(subparsers: Any) -> None:
         ),
     )
     add_model_options(parser)
+    _add_prompt_options(parser)
+    _add_decoding_options(parser)
+    _add_sweep_options(parser)
+    _add_file_options(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_prompt_options(parser: argparse.ArgumentParser) -> None:
     add_prompt_options(parser, limit=_LIMIT)
     parser.add_argument(
         "--hub",
@@ -58,6 +67,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--tasks", nargs="+", metavar="TASK", help="only these tasks (default: all there are)"
     )
+
+
+def _add_decoding_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", type=positive, default=256, help="most tokens of an output (default: 256; DeepSpec: 2048)"
     )
@@ -74,6 +86,9 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="leave out the decoding as served and with coupled sampling, which takes half of the time",
     )
+
+
+def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--thresholds", type=_threshold, nargs="+", metavar="C", help="of the sweep (default: 0 to 0.95)"
     )
@@ -84,6 +99,9 @@ def add_parser(subparsers: Any) -> None:
         help="auto: exact from one more decoding at temperature 0, else from the whole blocks; run: decode "
         "with each threshold; off (default: auto)",
     )
+
+
+def _add_file_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report",
         type=Path,
@@ -98,7 +116,6 @@ def add_parser(subparsers: Any) -> None:
         help="compute everything anew from the rounds.json of a report, without a model",
     )
     add_report_option(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -119,17 +136,11 @@ def _decode(args: argparse.Namespace) -> Results:
     from dspark.evaluation.generation import EnginePlan, load_engines
     from dspark.evaluation.offline.decode import DecodePlan, pool_tokens
     from dspark.evaluation.offline.figures import THRESHOLDS
-    from dspark.evaluation.offline.results import Results
     from dspark.evaluation.offline.run import pass_plans, run_passes
-    from dspark.models.calibration import Calibration
-    from dspark.models.config_file import read_config
-    from dspark.training.card import read_budget
 
     models = read_models(args)
     drafter = need_drafter(models)
     prompts = _prompts(args, models.target)
-    config = read_config(drafter)
-    calibration = Calibration.read(drafter, config.gamma)
     plan = DecodePlan(args.tokens, args.streams)
     progress("loading the engines")
     engines = load_engines(
@@ -143,25 +154,13 @@ def _decode(args: argparse.Namespace) -> Results:
     setup = {
         "target": models.target.name,
         "drafter": drafter.name,
-        "kind": config.kind,
-        "layers": config.num_hidden_layers,
-        **read_budget(drafter),
         "dtype": engines.target.info.dtype,
-        "gamma": config.gamma,
         "tokens": args.tokens,
         "streams": args.streams,
         "seed": plan.seed,
         "limit": args.limit,
     }
-    empty = Results(
-        setup,
-        config.gamma,
-        args.tokens,
-        tuple(prompt.task for prompt in prompts),
-        (),
-        {"greedy": calibration.greedy, "sampling": calibration.sampling},
-        config.has_confidence_head,
-    )
+    empty = _empty_results(setup, drafter, args.tokens, prompts)
     plans = pass_plans(
         list(dict.fromkeys(args.temperatures or [args.temperature])),
         sweep=args.sweep,
@@ -171,6 +170,29 @@ def _decode(args: argparse.Namespace) -> Results:
     passes = asyncio.run(run_passes(engines, prompts, plan, plans, empty, progress))
     engines.worker.shutdown()
     return replace(empty, passes=tuple(passes))
+
+
+def _empty_results(
+    setup: dict[str, Any], drafter: Path, max_new_tokens: int, prompts: Sequence[TaskPrompt]
+) -> Results:
+    """What is known before anything is decoded."""
+    from dspark.evaluation.offline.results import Results
+    from dspark.models.calibration import Calibration
+    from dspark.models.config_file import read_config
+    from dspark.training.card import read_budget
+
+    config = read_config(drafter)
+    shape = {"kind": config.kind, "layers": config.num_hidden_layers, "gamma": config.gamma}
+    calibration = Calibration.read(drafter, config.gamma)
+    return Results(
+        setup | shape | read_budget(drafter),
+        config.gamma,
+        max_new_tokens,
+        tuple(prompt.task for prompt in prompts),
+        (),
+        {"greedy": calibration.greedy, "sampling": calibration.sampling},
+        config.has_confidence_head,
+    )
 
 
 def _prompts(args: argparse.Namespace, target: Path) -> list[TaskPrompt]:

@@ -55,8 +55,8 @@ class Panel:
 
     Attributes:
         is_x_log: whether x is drawn by its logarithm, with ticks at powers of two; x must be above 0 then.
-        x_high: end of the x axis; None: the first tick beyond all points.
-        y_high: the same of the y axis.
+        x_ticks: of the x axis, from 0 on; empty: round numbers up to the first beyond all points.
+        y_high: end of the y axis; None: the first round number beyond all points.
         categories: instead of an x axis: names of groups of bars, x being the place of the group.
     """
 
@@ -65,7 +65,7 @@ class Panel:
     y_label: str
     series: Sequence[Series]
     is_x_log: bool = False
-    x_high: float | None = None
+    x_ticks: Sequence[float] = ()
     y_high: float | None = None
     categories: Sequence[str] = ()
 
@@ -116,7 +116,8 @@ class _Drawing:
         low, high = min(x for x, _ in points), max(x for x, _ in points)
         assert low > 0 if panel.is_x_log else low >= 0, f"x is {low} in {panel.title!r}"
         self._panel, self._width, self._height = panel, width, height
-        self._x_ticks = _powers_of_two(low, high) if panel.is_x_log else _ticks_to(panel.x_high, high)
+        round_ticks = _powers_of_two(low, high) if panel.is_x_log else _round_ticks(high)
+        self._x_ticks = list(panel.x_ticks) or round_ticks
         self._y_ticks = _ticks_to(panel.y_high, max(y for _, y in points))
         self._low = self._scaled(low) if panel.is_x_log else 0.0
         self._high = self._scaled(max(high, self._x_ticks[-1]))
@@ -147,7 +148,9 @@ class _Drawing:
             yield _text(x, bottom + 18, label, "class='muted' text-anchor='middle'")
         yield f'<path class="axis" d="M{left} {top}V{bottom}H{right}" fill="none"/>'
         yield _text((left + right) / 2, self._height - 12, self._panel.x_label, "text-anchor='middle'")
-        yield _text(12, _TOP - 12, self._panel.y_label, "")
+        middle = (top + bottom) / 2
+        turned = f"text-anchor='middle' transform='rotate(-90 20 {middle:.1f})'"
+        yield _text(20, middle, self._panel.y_label, turned)
 
     def _x_labels(self) -> list[tuple[float, str]]:
         names = self._panel.categories

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dspark.decoding.types import DraftBlock
+from dspark.decoding.types import DraftBlock, GenerationRequest
 from dspark.evaluation.block_log import BlockLog
 from dspark.evaluation.calibration_fit import raw_logits
 from dspark.evaluation.generation import Engines, Generation, LocalDecoder
 from dspark.evaluation.offline.planners import DensePlanner, RawThresholdPlanner
-from dspark.evaluation.offline.results import Pass, PassKind, Rounds, padded
+from dspark.evaluation.offline.results import DECIMALS, Pass, PassKind, Rounds, padded
 from dspark.evaluation.requests import make_requests
 from dspark.evaluation.tasks import TaskPrompt
 from dspark.rounds.interfaces import Drafter
@@ -78,17 +78,7 @@ async def decode_pass(
         logs.append(BlockLog(drafter))
         return logs[0]
 
-    is_served = one.kind is PassKind.SERVED
-    requests = make_requests(
-        prompts,
-        # Room behind the limit, so that a round which begins at it is a whole one.
-        plan.max_new_tokens + (0 if is_served else gamma + 1),
-        engines.target.info.eos_token_ids,
-        temperature=one.temperature,
-        seed=plan.seed,
-        is_coupled=one.kind is PassKind.COUPLED,
-        label=f"{one.kind.value}-",
-    )
+    requests = _requests(engines, prompts, plan, one)
     outputs: list[Generation] = []
     wrap = watch if one.kind in _KEEP_LOGITS else None
     async with LocalDecoder(engines, policy=_policy(one, in_use), wrap=wrap) as decoder:
@@ -100,6 +90,23 @@ async def decode_pass(
         assert blocks is not None, "a dense pass has blocks"
         rounds = judged_by_text(rounds, outputs, blocks)
     return Pass(one.kind, one.temperature, rounds, one.threshold)
+
+
+def _requests(
+    engines: Engines, prompts: Sequence[TaskPrompt], plan: DecodePlan, one: PassPlan
+) -> list[GenerationRequest]:
+    assert engines.drafter is not None, "there is nothing to evaluate without a drafter"
+    # Room behind the limit, so that a round which begins at it is a whole one.
+    room = 0 if one.kind is PassKind.SERVED else engines.drafter.info.gamma + 1
+    return make_requests(
+        prompts,
+        plan.max_new_tokens + room,
+        engines.target.info.eos_token_ids,
+        temperature=one.temperature,
+        seed=plan.seed,
+        is_coupled=one.kind is PassKind.COUPLED,
+        label=f"{one.kind.value}-",
+    )
 
 
 # Which block began at a round: of the n-th output, behind so many tokens of it.
@@ -132,7 +139,7 @@ def rounds_of(
     if block_of is not None:
         blocks = [block_of(place, request_id, delta.start) for place, request_id, delta in rows]
         confidences = [np.zeros(0, np.float32) if block is None else block.confidence for block in blocks]
-        logits = raw_logits(padded(confidences, gamma), in_use)
+        logits = raw_logits(padded(confidences, gamma), in_use).round(DECIMALS)
     prompt, start, scheduled, accepted, committed = columns.T
     return Rounds(prompt, start, scheduled, accepted, committed, logits)
 

@@ -226,33 +226,38 @@ def _qualities(
     return qualities, fits
 
 
+_METHOD_NOTES = {
+    "walked": "a block was drafted at every position of each greedy text, so the rounds of every threshold "
+    "are exact",
+    "run": "the prompts were decoded once with each threshold",
+    "replayed": "every block of the full-block run was cut at the threshold; exact for these blocks, while a "
+    "run with the threshold would start some blocks elsewhere",
+}
+
+
 def _notes(results: Results, sweeps: Sequence[GroupSweep], fits: Sequence[FittedScaling]) -> list[str]:
     notes = [
         "accept_len is DeepSpec's accepted length: whole blocks, bonus token included except where the text "
         "ends inside the drafts, mean over rounds, the round that runs over the limit counted whole.",
         "Rows of a domain and of all prompts pool the rounds of their tasks; `mean of tasks` gives every "
         "task the same weight, as the paper's averages do.",
+        "Plots leave out shares of fewer than 20 drafts and bars of fewer than 10 predictions.",
     ]
-    notes.append(
-        "Plots leave out shares of fewer than 20 drafts and bars of fewer than 10 predictions; tables do not."
-    )
-    methods = {
-        "walked": "sweep, walked: a block was drafted at every position of each greedy text, so the rounds "
-        "of every threshold are exact",
-        "run": "sweep, run: the prompts were decoded once with each threshold",
-        "replayed": "sweep, replayed: every block of the full-block run was cut at the threshold; exact for "
-        "these blocks, while a run with the threshold would start some blocks elsewhere",
-    }
-    for name, told in methods.items():
+    for name, told in _METHOD_NOTES.items():
         own = [one for one in sweeps if any(point.method.value == name for point in one.points)]
         if own:
             shown = ", ".join(dict.fromkeys(f"T = {one.temperature:g}" for one in own))
-            notes.append(f"Threshold {told} ({shown}).")
+            notes.append(f"Threshold sweep, {name}: {told} ({shown}).")
     if not results.has_confidence_head:
         notes.append(
             "The drafter has no confidence head: its confidences are the probabilities of the best tokens of "
             "its distributions, which estimate acceptance only once they are calibrated."
         )
+    return [*notes, *_fit_notes(results, fits)]
+
+
+def _fit_notes(results: Results, fits: Sequence[FittedScaling]) -> list[str]:
+    notes = []
     refitted = {one.temperature for one in fits}
     if refitted:
         notes.append(

@@ -11,6 +11,7 @@ from dspark.evaluation.offline.results import Results
 # Shares of fewer drafts are noise, and are not drawn.
 LEAST_JUDGED = 20
 _LEAST_PREDICTED = 10
+_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def length_panel(figures: Figures, results: Results) -> Panel:
@@ -47,7 +48,16 @@ def conditional_panels(figures: Figures, results: Results) -> list[Panel]:
             if one.temperature == temperature and one.group.level == DOMAIN
         ]
         title = f"Acceptance of a draft, those before accepted, T = {temperature:g}"
-        panels.append(Panel(title, "position in the block", "share", _drawn(series), y_high=1.0))
+        panels.append(
+            Panel(
+                title,
+                "position in the block",
+                "share",
+                _drawn(series),
+                x_ticks=range(results.gamma + 1),
+                y_high=1.0,
+            )
+        )
     return [one for one in panels if one.series]
 
 
@@ -95,9 +105,9 @@ def reliability_panels(figures: Figures, results: Results) -> list[Panel]:
             )
             for one in own
         ]
-        panels.append(
-            Panel(f"Calibration error, T = {temperature:g}", "position in the block", "ECE, %", errors)
-        )
+        title = f"Calibration error, T = {temperature:g}"
+        ticks = range(results.gamma + 1)
+        panels.append(Panel(title, "position in the block", "ECE, %", errors, x_ticks=ticks))
     return panels
 
 
@@ -115,7 +125,7 @@ def _reliability_panel(own: Sequence[GroupQuality], place: int, temperature: flo
         for one in own
     ]
     title = f"Survival of draft {place + 1}, T = {temperature:g}"
-    return Panel(title, "predicted", "observed", series, x_high=1.0, y_high=1.0)
+    return Panel(title, "predicted", "observed", series, x_ticks=_SHARES, y_high=1.0)
 
 
 def _drawn(series: Sequence[Series]) -> list[Series]:

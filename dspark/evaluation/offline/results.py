@@ -22,8 +22,8 @@ FILE = "rounds.json"
 _FORMAT = "dspark-evaluation"
 _VERSION = 1
 _COLUMNS = ("prompt", "start", "scheduled", "accepted", "committed")
-# Logits are kept to so many decimals: a confidence moves by less than 2e-4.
-_DECIMALS = 3
+# Decimals of a logit that are kept, in memory as in the file: a confidence moves by less than 2e-4.
+DECIMALS = 3
 
 
 class PassKind(Enum):
@@ -53,8 +53,8 @@ class Rounds:
         scheduled: [N] drafts verified.
         accepted: [N] drafts accepted, those behind an end of text left out.
         committed: [N] tokens committed; equal to `accepted` exactly where the text ended inside the drafts.
-        logits: [N, G] of the confidences before any calibration, NaN where there was no draft; None where
-            the pass did not keep them.
+        logits: [N, G] of the confidences before any calibration, to three decimals, NaN where there was no
+            draft; None where the pass did not keep them.
     """
 
     prompt: Ints
@@ -184,7 +184,7 @@ def read_results(path: Path) -> Results:
 def _pass_document(one: Pass) -> dict[str, Any]:
     columns: dict[str, Any] = {name: getattr(one.rounds, name).tolist() for name in _COLUMNS}
     if one.rounds.logits is not None:
-        rows = one.rounds.logits.astype(np.float64).round(_DECIMALS).tolist()
+        rows = one.rounds.logits.astype(np.float64).round(DECIMALS).tolist()
         columns["logits"] = [[value for value in row if value == value] for row in rows]
     return {
         "kind": one.kind.value,

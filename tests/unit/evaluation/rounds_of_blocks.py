@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dspark.evaluation.offline.results import Pass, PassKind, Results, Rounds
+from dspark.evaluation.offline.results import DECIMALS, Pass, PassKind, Results, Rounds
 
 
 def rounds(*rows, logits=None):
@@ -21,7 +21,8 @@ def random_rounds(num_rounds, gamma, *, num_prompts=4, seed=0, scale=1.0):
     prompts = np.sort(rng.integers(0, num_prompts, num_rounds))
     starts = np.arange(num_rounds) + 1
     columns = [prompts, starts, np.full(num_rounds, gamma), accepted, accepted + 1]
-    return Rounds(*(one.astype(np.int32) for one in columns), logits=(scale * logits).astype(np.float32))
+    kept = (scale * logits).astype(np.float32).round(DECIMALS)
+    return Rounds(*(one.astype(np.int32) for one in columns), logits=kept)
 
 
 def results(passes, tasks=("gsm8k", "gsm8k", "mbpp", "mbpp"), gamma=4, limit=1000, **others):
