@@ -49,7 +49,11 @@ def add_parser(subparsers: Any) -> None:
     shape.add_argument("--init", type=Path, help="drafter directory to start from; its shape wins")
     shape.add_argument("--layers", type=int, default=2, help="draft layers")
     shape.add_argument("--gamma", type=int, default=7, help="drafts per block")
-    shape.add_argument("--taps", help="target layers to read, such as 1,8,14,20,27 (default: spread evenly)")
+    shape.add_argument(
+        "--taps",
+        help="target layers to read, such as 1,8,14,20,27 (default: spread evenly); "
+        "-1 is the embedding, as in --taps=-1,14",
+    )
     shape.add_argument("--rank", type=int, default=64, help="rank of the Markov head; 0: none (DFlash)")
     shape.add_argument(
         "--head",

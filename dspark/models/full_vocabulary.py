@@ -43,9 +43,7 @@ def with_full_vocabulary(drafter: DSparkDrafter, target_head: Tensor) -> DSparkD
     out = DSparkDrafter(grown, drafter.embed_tokens, head, ids).to(drafter.lm_head.dtype)
     out.own_rows = drafter.own_rows
     heads = {**_markov(drafter, config.markov_rank), **_confidence(drafter, config)}
-    backbone = {
-        key: value for key, value in drafter.state_dict().items() if key.startswith("backbone.")
-    }
+    backbone = {key: value for key, value in drafter.state_dict().items() if key.startswith("backbone.")}
     out.load_state_dict({**backbone, **heads, "d2t": ids})
     return out.eval()
 

@@ -86,7 +86,9 @@ def _layer_config(written: Raw) -> Raw:
         raise ModelMismatchError(
             f"transformer_layer_config has model_type {written['model_type']!r}, and only 'qwen3' can be run"
         )
-    filled: Raw = Qwen3Config(**{key: value for key, value in written.items() if key != "model_type"}).to_dict()
+    filled: Raw = Qwen3Config(
+        **{key: value for key, value in written.items() if key != "model_type"}
+    ).to_dict()
     return filled
 
 

@@ -145,7 +145,7 @@ def test_dflash_has_no_heads_and_its_name(tmp_path: Path) -> None:
     [
         ({"target_layer_ids": [1, 4]}, "cannot be tapped"),
         ({"target_layer_ids": [2, 1]}, "rise strictly"),
-        ({"target_layer_ids": [-1, 2]}, "target_layer_ids holds -1"),
+        ({"target_layer_ids": [-2, 2]}, r"target_layer_ids \[-2, 2\] .* -1 is the embedding"),
         ({"block_size": 0}, "block_size"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type 'yarn'"),
         ({"num_key_value_heads": 3}, "multiple"),

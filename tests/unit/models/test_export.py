@@ -59,10 +59,9 @@ def reduced(directory: Path, target: Path, ids: torch.Tensor = DRAFT_IDS, **head
         vocab_size=VOCAB,
         hidden_size=64,
         num_target_layers=4,
-        target_layer_ids=tuple(TAPS),
         mask_token_id=MASK,
         draft_vocab_size=len(ids),
-        **heads,
+        **{"target_layer_ids": tuple(TAPS), **heads},
     )
     save_drafter(random_drafter(config, ids, std=0.25), directory)
     return load_drafter(directory, target)
@@ -196,6 +195,14 @@ def test_conventions_are_converted_not_copied(targets: dict[str, Path], tmp_path
         assert torch.equal(row, rows[token])
 
 
+def test_a_tap_of_the_embedding_is_layer_0_of_speculators(targets: dict[str, Path], tmp_path: Path) -> None:
+    drafter = reduced(tmp_path / "drafter", targets["qwen3"], target_layer_ids=(-1, 2))
+    again = loaded_again(drafter, targets["qwen3"], tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["aux_hidden_state_layer_ids"] == [0, 3]
+    assert again.config.target_layer_ids == (-1, 2)
+
+
 def test_a_drafter_of_the_whole_vocabulary_shares_the_targets_rows(
     targets: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -272,7 +279,9 @@ def test_speculators_has_no_layers_of_gemma(targets: dict[str, Path], tmp_path: 
         export_speculators(drafter, targets["gemma4"], tmp_path / "out", verifier="a/target")
 
 
-def test_a_summary_counts_the_same_parameters_in_both_formats(targets: dict[str, Path], tmp_path: Path) -> None:
+def test_a_summary_counts_the_same_parameters_in_both_formats(
+    targets: dict[str, Path], tmp_path: Path
+) -> None:
     drafter = reduced(tmp_path / "drafter", targets["qwen3"])
     export_speculators(drafter, targets["qwen3"], tmp_path / "out", verifier="a/target")
     ours, theirs = summarise(tmp_path / "drafter"), summarise(tmp_path / "out")
