@@ -45,6 +45,12 @@ def add_parser(subparsers: Any) -> None:
     data.add_argument("--self-prompts", type=int, default=0, help="prompts the target invents itself")
     data.add_argument("--max-new-tokens", type=int, default=400, help="longest response")
     data.add_argument("--features", type=Path, action="append", default=[], help="finished feature caches")
+    data.add_argument(
+        "--online",
+        action="store_true",
+        help="ask the target for features while training instead of caching them: slower, for data whose "
+        "features would not fit on the disk",
+    )
     shape = parser.add_argument_group("drafter")
     shape.add_argument("--init", type=Path, help="drafter directory to start from; its shape wins")
     shape.add_argument("--layers", type=int, default=2, help="draft layers")
@@ -162,6 +168,8 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
 def run_train(args: argparse.Namespace) -> int:
     """Run all stages."""
+    if args.online and args.features:
+        raise ConfigurationError("--online computes what --features would read: pass one of them")
     arrange_allocator(lambda text: print(f"allocator: {text}", file=sys.stderr, flush=True))
     import torch
 
@@ -206,6 +214,7 @@ def run_train(args: argparse.Namespace) -> int:
         cache_dir=default_cache_dir(),
         data=data,
         features=tuple(args.features),
+        is_online=args.online,
         shape=shape,
         taps=taps,
         init=args.init,

@@ -1,4 +1,4 @@
-"""`config.json` of a drafter directory, with DeepSpec's keys (DeepSpec section 1.3) or those of speculators."""
+"""`config.json` of a drafter, with DeepSpec's keys (DeepSpec section 1.3) or those of `speculators`."""
 
 from __future__ import annotations
 

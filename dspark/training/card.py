@@ -7,7 +7,7 @@ from pathlib import Path
 from dspark.models.config import DrafterConfig
 from dspark.models.summary import describe_heads
 from dspark.training.calibrate import CalibrationResult
-from dspark.training.features import FeatureCache
+from dspark.training.feature_source import FeatureSource
 from dspark.training.recipe import Recipe
 
 
@@ -16,7 +16,7 @@ def write_card(
     config: DrafterConfig,
     *,
     command: str,
-    cache: FeatureCache,
+    cache: FeatureSource,
     metrics: dict[str, float],
     result: CalibrationResult,
     recipe: Recipe,

@@ -15,6 +15,8 @@ import torch
 from tiny_models import write_target
 from transformers import AutoTokenizer
 
+from dspark.cache import default_cache_dir
+from dspark.engine.kernels.native import load_kernels
 from dspark.training.responses import chat_prompt_ids
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import TextTokenizer
@@ -117,6 +119,29 @@ def test_training_that_was_killed_ends_in_the_bits_of_a_run_that_was_not(
     weights = [(work / "out" / "model.safetensors").read_bytes() for work in (folder / "whole", killed)]
     assert weights[0] == weights[1]
     assert "<svg" in (killed / "metrics.svg").read_text()
+
+
+def test_the_target_in_the_loop_learns_what_a_cache_of_it_does(
+    folder: Path, target: Path, features: Path
+) -> None:
+    finish(start(TRAIN, target, folder / "cached", "--features", str(features), "--steps", "12"))
+    responses = ("--responses", str(features.parent / "responses.jsonl"), "--max-new-tokens", "40")
+    finish(start(TRAIN, target, folder / "online", *responses, "--online", "--steps", "12"))
+    assert not (folder / "online" / "features").exists()
+    cached, online = (trained(folder / name) for name in ("cached", "online"))
+    assert cached.keys() == online.keys()
+    is_exact = load_kernels(default_cache_dir()) is not None
+    for name, value in cached.items():
+        if is_exact:
+            assert torch.equal(value, online[name]), name
+        else:
+            torch.testing.assert_close(value, online[name], rtol=0.02, atol=0.02)
+
+
+def trained(work: Path) -> dict[str, torch.Tensor]:
+    """Weights of the last checkpoint."""
+    weights: dict[str, torch.Tensor] = torch.load(work / "trainer.pt", weights_only=True)["drafter"]
+    return weights
 
 
 def test_two_processes_learn_the_bits_of_one(folder: Path, target: Path, features: Path) -> None:

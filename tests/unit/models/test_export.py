@@ -112,7 +112,7 @@ def test_a_reduced_vocabulary_is_refused_by_deepspec_with_both_ways_out(
     targets: dict[str, Path], tmp_path: Path
 ) -> None:
     drafter = reduced(tmp_path / "drafter", targets["qwen3"])
-    with pytest.raises(ModelMismatchError, match="--full-vocabulary, .* --format speculators"):
+    with pytest.raises(ModelMismatchError, match=r"--full-vocabulary, .* --format speculators"):
         export_deepspec(drafter, targets["qwen3"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -279,9 +279,7 @@ def test_speculators_has_no_layers_of_gemma(targets: dict[str, Path], tmp_path: 
         export_speculators(drafter, targets["gemma4"], tmp_path / "out", verifier="a/target")
 
 
-def test_a_summary_counts_the_same_parameters_in_both_formats(
-    targets: dict[str, Path], tmp_path: Path
-) -> None:
+def test_both_formats_count_the_same_parameters(targets: dict[str, Path], tmp_path: Path) -> None:
     drafter = reduced(tmp_path / "drafter", targets["qwen3"])
     export_speculators(drafter, targets["qwen3"], tmp_path / "out", verifier="a/target")
     ours, theirs = summarise(tmp_path / "drafter"), summarise(tmp_path / "out")
