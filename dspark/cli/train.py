@@ -136,6 +136,13 @@ def _add_run_options(group: Any) -> None:
     )
     group.add_argument("--checkpoint-steps", type=positive, help="between checkpoints, instead of minutes")
     group.add_argument(
+        "--sharding",
+        choices=("ddp", "fsdp2"),
+        default="ddp",
+        help="what each process of torchrun holds: the drafter with its gradients and optimisers (ddp, the "
+        "default), or a part of each (fsdp2), for drafters that are too large for that",
+    )
+    group.add_argument(
         "--tensorboard", action="store_true", help="also write metrics for TensorBoard, into WORK/tensorboard"
     )
     group.add_argument("--threads", type=positive, help="torch threads (default: all cores)")
@@ -168,6 +175,13 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
 def run_train(args: argparse.Namespace) -> int:
     """Run all stages."""
+    # as torchrun tells its processes
+    num_processes, is_first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
+    if args.sharding == "fsdp2" and num_processes == 1:
+        raise ConfigurationError(
+            "--sharding fsdp2 cuts the drafter up among several processes; start it with "
+            "torchrun, or leave it out"
+        )
     if args.online and args.features:
         raise ConfigurationError("--online computes what --features would read: pass one of them")
     arrange_allocator(lambda text: print(f"allocator: {text}", file=sys.stderr, flush=True))
@@ -175,11 +189,10 @@ def run_train(args: argparse.Namespace) -> int:
 
     from dspark.models.target import prepare_target
     from dspark.training import pipeline, run
+    from dspark.training.distribution import Sharding
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    # as torchrun tells its processes
-    num_processes, is_first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
     started = time.monotonic()
 
     def report(text: str) -> None:
@@ -225,6 +238,7 @@ def run_train(args: argparse.Namespace) -> int:
         micro_batches=args.micro_batches or num_processes,
         checkpoint_minutes=args.checkpoint_minutes,
         checkpoint_steps=args.checkpoint_steps,
+        sharding=Sharding(args.sharding),
         has_tensorboard=args.tensorboard,
         seed=args.seed,
         command="dspark " + " ".join(sys.argv[1:]),

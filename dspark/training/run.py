@@ -13,6 +13,7 @@ from dspark.models.checkpoint import save_drafter
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.calibrate import calibrate
 from dspark.training.card import write_card
+from dspark.training.distribution import Sharding
 from dspark.training.feature_source import FeatureSource
 from dspark.training.features import FeatureCache
 from dspark.training.metrics import MetricsLog
@@ -70,6 +71,7 @@ class RunPlan:
     micro_batches: int
     checkpoint_minutes: float
     checkpoint_steps: int | None
+    sharding: Sharding
     has_tensorboard: bool
     seed: int
     command: str
@@ -123,6 +125,7 @@ def _run(plan: RunPlan, report: Report, world: World) -> None:
         micro_batches=plan.micro_batches,
         checkpoint_minutes=plan.checkpoint_minutes,
         checkpoint_steps=plan.checkpoint_steps,
+        sharding=plan.sharding,
     )
     log = MetricsLog(plan.work, has_tensorboard=plan.has_tensorboard and world.is_first)
     trainer = Trainer(drafter, split.train, split.held_out, settings, plan.work, world=world, metrics=log)
