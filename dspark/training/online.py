@@ -102,6 +102,6 @@ class OnlineFeatures:
         for batch in batches_of(samples, _TOKENS_PER_PASS):
             parts = self._extractor.run(batch)
             lengths = [len(sample.token_ids) for sample in batch]
-            for features, last, log_norm in zip(*(part.split(lengths) for part in parts), strict=True):
+            for features, last, log_norm in zip(*(torch.split(part, lengths) for part in parts), strict=True):
                 # copies, since what inference mode made cannot be trained on
                 self._held[next(places)] = _Outputs(features.clone(), last.clone(), log_norm.clone())
