@@ -24,6 +24,7 @@ COMMANDS = {
     "bench": "dspark.cli.bench",
     "evaluate": "dspark.cli.evaluate",
     "calibrate": "dspark.cli.calibrate",
+    "export": "dspark.cli.export",
 }
 
 

@@ -45,11 +45,21 @@ def add_parser(subparsers: Any) -> None:
     data.add_argument("--self-prompts", type=int, default=0, help="prompts the target invents itself")
     data.add_argument("--max-new-tokens", type=int, default=400, help="longest response")
     data.add_argument("--features", type=Path, action="append", default=[], help="finished feature caches")
+    data.add_argument(
+        "--online",
+        action="store_true",
+        help="ask the target for features while training instead of caching them: slower, for data whose "
+        "features would not fit on the disk",
+    )
     shape = parser.add_argument_group("drafter")
     shape.add_argument("--init", type=Path, help="drafter directory to start from; its shape wins")
     shape.add_argument("--layers", type=int, default=2, help="draft layers")
     shape.add_argument("--gamma", type=int, default=7, help="drafts per block")
-    shape.add_argument("--taps", help="target layers to read, such as 1,8,14,20,27 (default: spread evenly)")
+    shape.add_argument(
+        "--taps",
+        help="target layers to read, such as 1,8,14,20,27 (default: spread evenly); "
+        "-1 is the embedding, as in --taps=-1,14",
+    )
     shape.add_argument("--rank", type=int, default=64, help="rank of the Markov head; 0: none (DFlash)")
     shape.add_argument(
         "--head",
@@ -129,6 +139,13 @@ def _add_run_options(group: Any) -> None:
     )
     group.add_argument("--checkpoint-steps", type=positive, help="between checkpoints, instead of minutes")
     group.add_argument(
+        "--sharding",
+        choices=("ddp", "fsdp2"),
+        default="ddp",
+        help="what each process of torchrun holds: the drafter with its gradients and optimisers (ddp, the "
+        "default), or a part of each (fsdp2), for drafters that are too large for that",
+    )
+    group.add_argument(
         "--tensorboard", action="store_true", help="also write metrics for TensorBoard, into WORK/tensorboard"
     )
     group.add_argument("--threads", type=positive, help="torch threads (default: all cores)")
@@ -161,16 +178,24 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
 def run_train(args: argparse.Namespace) -> int:
     """Run all stages."""
+    # as torchrun tells its processes
+    num_processes, is_first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
+    if args.sharding == "fsdp2" and num_processes == 1:
+        raise ConfigurationError(
+            "--sharding fsdp2 cuts the drafter up among several processes; start it with "
+            "torchrun, or leave it out"
+        )
+    if args.online and args.features:
+        raise ConfigurationError("--online computes what --features would read: pass one of them")
     arrange_allocator(lambda text: print(f"allocator: {text}", file=sys.stderr, flush=True))
     import torch
 
     from dspark.models.target import prepare_target
     from dspark.training import pipeline, run
+    from dspark.training.distribution import Sharding
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    # as torchrun tells its processes
-    num_processes, is_first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
     started = time.monotonic()
 
     def report(text: str) -> None:
@@ -205,6 +230,7 @@ def run_train(args: argparse.Namespace) -> int:
         cache_dir=default_cache_dir(),
         data=data,
         features=tuple(args.features),
+        is_online=args.online,
         shape=shape,
         taps=taps,
         init=args.init,
@@ -215,6 +241,7 @@ def run_train(args: argparse.Namespace) -> int:
         micro_batches=args.micro_batches or num_processes,
         checkpoint_minutes=args.checkpoint_minutes,
         checkpoint_steps=args.checkpoint_steps,
+        sharding=Sharding(args.sharding),
         has_tensorboard=args.tensorboard,
         seed=args.seed,
         command="dspark " + " ".join(sys.argv[1:]),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dspark.engine.attention import RaggedStep
 from dspark.engine.linear import open_arena, pack_linears
+from dspark.models.config import EMBEDDING_TAP
 
 
 class ModelConfig(Protocol):
@@ -81,7 +82,9 @@ class StockForward:
         if use_kernels:
             pack_linears(model, open_arena(cache_dir))
         for layer_id in self._layer_ids:
-            model.model.layers[layer_id].register_forward_hook(self._tap_into(layer_id))
+            is_embedding = layer_id == EMBEDDING_TAP
+            module = model.model.embed_tokens if is_embedding else model.model.layers[layer_id]
+            module.register_forward_hook(self._tap_into(layer_id))
 
     def hidden(self, token_ids: Tensor, positions: Tensor, step: RaggedStep) -> tuple[Tensor, Tensor]:
         """See TargetForward."""

@@ -14,6 +14,7 @@ from dspark.engine.attention import ATTENTION_NAME, ragged_attention_forward
 from dspark.engine.forward import CausalModel, ModelConfig, StockForward, TargetForward
 from dspark.engine.lean import LeanForward, is_lean
 from dspark.errors import ConfigurationError, ModelMismatchError
+from dspark.models.config import EMBEDDING_TAP
 from dspark.models.target import check_family, quiet_transformers
 
 
@@ -49,7 +50,7 @@ def load_target(
     Args:
         path: as `prepare_target` returns it.
         dtype: of the weights, the KV cache and the computation.
-        target_layer_ids: decoder layers whose outputs are tapped.
+        target_layer_ids: decoder layers whose outputs are tapped; -1: the embedding.
         use_kernels: whether the CPU kernels may be used; off for comparisons.
         cache_dir: where built kernels are kept.
 
@@ -95,7 +96,7 @@ def _check_config(config: ModelConfig, path: Path, target_layer_ids: Sequence[in
             f"target {str(path)!r} has rotary embeddings that depend on the text's length"
         )
     for layer in target_layer_ids:
-        if not 0 <= layer < config.num_hidden_layers:
+        if not EMBEDDING_TAP <= layer < config.num_hidden_layers:
             raise ModelMismatchError(
                 f"target_layer_ids names layer {layer}; "
                 f"target {str(path)!r} has {config.num_hidden_layers} layers"

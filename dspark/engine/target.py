@@ -147,7 +147,7 @@ class TargetEngine:
         Args:
             path: as `prepare_target` returns it.
             dtype: "auto", "bfloat16", "float32" or "float64".
-            target_layer_ids: decoder layers whose outputs are handed to the drafter.
+            target_layer_ids: decoder layers whose outputs are handed to the drafter; -1: the embedding.
             pool_tokens: tokens the KV pages of all requests hold together.
             cache_dir: where built kernels and measurements are kept.
             measure: whether to check exactness and measure steps; off, `info` says nothing of them.

@@ -36,8 +36,15 @@ class Backbone(nn.Module):
     def context_keys_values(self, fused: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of the context for every layer, each [T, Hkv, D] (eq. 3)."""
         rotary = self.rotary(positions, fused.dtype)
-        attentions = [layer.self_attn for layer in self.layers]
-        return [one.keys_values(fused, *rotary) for one in attentions]  # type: ignore[union-attr,operator]
+        return [self.layer_context(layer, fused, rotary) for layer in range(len(self.layers))]
+
+    def layer_context(
+        self, layer: int, fused: Tensor, rotary: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of the context for one layer, each [T, Hkv, D]; `rotary` is of its positions."""
+        attention = self.layers[layer].self_attn
+        pair: tuple[Tensor, Tensor] = attention.keys_values(fused, *rotary)  # type: ignore[union-attr,operator]
+        return pair
 
     def forward(self, embeddings: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Run the block slots: embeddings [T, H] at absolute positions [T] to hidden states [T, H]."""

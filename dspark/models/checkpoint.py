@@ -1,5 +1,7 @@
 """Drafter directories: DeepSpec's `config.json` and `model.safetensors`, plus `d2t` for a reduced vocabulary.
 
+Those in the convention of `speculators` are read too (see speculators_format.py).
+
 Written files leave out `embed_tokens` and `lm_head`: they are the target's, and a loader aliases them.
 Published DeepSpec files hold copies (DeepSpec section 1.7). One that is the target's, bit for bit, is
 skipped; one that differs is kept and used, since it is what the drafter was trained with.
@@ -20,6 +22,7 @@ from dspark.models.config import DrafterConfig
 from dspark.models.config_file import read_config, write_config
 from dspark.models.drafter import DSparkDrafter
 from dspark.models.fit import COPIES, check_target, check_tensors
+from dspark.models.speculators_format import is_speculators, map_from_offsets
 
 WEIGHTS = "model.safetensors"
 # As models of text name them, and as models of text and images do.
@@ -40,6 +43,11 @@ def save_drafter(drafter: DSparkDrafter, directory: Path) -> None:
     """Write config and bfloat16 weights."""
     directory.mkdir(parents=True, exist_ok=True)
     write_config(drafter.config, directory)
+    save_file(drafter_tensors(drafter), directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def drafter_tensors(drafter: DSparkDrafter) -> dict[str, Tensor]:
+    """What a file of it holds, by DeepSpec's names: bfloat16 weights, a map if any, rows of its own."""
     tensors: dict[str, Tensor] = {}
     for key, value in drafter.state_dict().items():
         if key == "d2t":
@@ -49,7 +57,7 @@ def save_drafter(drafter: DSparkDrafter, directory: Path) -> None:
         tensors[key.removeprefix("backbone.")] = value.to(torch.bfloat16).contiguous()
     for name in drafter.own_rows:
         tensors[f"{name}.weight"] = getattr(drafter, name).to(torch.bfloat16).contiguous()
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    return tensors
 
 
 def read_target_tensors(target: Path) -> dict[str, Tensor]:
@@ -119,9 +127,10 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
         raise ModelMismatchError(f"{directory} holds no {WEIGHTS}")
     try:
         with safe_open(path, "pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
     except SafetensorError as error:
         raise ModelMismatchError(f"{path} cannot be read: {error}") from None
+    return map_from_offsets(tensors, str(path)) if is_speculators(directory) else tensors
 
 
 def _cast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

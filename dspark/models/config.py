@@ -8,6 +8,8 @@ from dspark.errors import ModelMismatchError
 
 # DeepSpec's names of the backbones; both hold DSpark and DFlash drafters.
 QWEN3, GEMMA4 = "Qwen3DSparkModel", "Gemma4DSparkModel"
+# The tap of the embedding output; the others name the target layer whose output is read.
+EMBEDDING_TAP = -1
 MARKOV_HEAD_TYPES = ("vanilla", "gated", "rnn")
 
 
@@ -68,14 +70,12 @@ class DrafterConfig:
 
     def _check_taps(self) -> None:
         ids = self.target_layer_ids
-        if ids and ids[0] == -1:
+        last = self.num_target_layers - 2
+        if not ids or list(ids) != sorted(set(ids)) or ids[0] < EMBEDDING_TAP or ids[-1] > last:
             raise ModelMismatchError(
-                "target_layer_ids holds -1, the embedding output, which the target engine cannot tap"
-            )
-        if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= self.num_target_layers - 1:
-            raise ModelMismatchError(
-                f"target_layer_ids {list(ids)} must rise strictly within [0, {self.num_target_layers - 2}] "
-                f"(the last of the {self.num_target_layers} target layers cannot be tapped)"
+                f"target_layer_ids {list(ids)} must rise strictly within [{EMBEDDING_TAP}, {last}]: "
+                f"{EMBEDDING_TAP} is the embedding, and the last of the {self.num_target_layers} target "
+                "layers cannot be tapped"
             )
 
     def _check_heads(self) -> None:

@@ -1,4 +1,4 @@
-"""`config.json` of a drafter directory, with DeepSpec's keys (DeepSpec section 1.3)."""
+"""`config.json` of a drafter, with DeepSpec's keys (DeepSpec section 1.3) or those of `speculators`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from dspark.errors import ModelMismatchError
 from dspark.models.config import GEMMA4, QWEN3, DrafterConfig
 from dspark.models.foreign import refuse_foreign
+from dspark.models.speculators_format import from_speculators
 
 _FULL_ATTENTION = "full_attention"
 # Keys with the meaning and the name of a field.
@@ -39,6 +40,8 @@ def read_config(directory: Path) -> DrafterConfig:
         raise ModelMismatchError(f"{directory} holds no config.json: not a drafter directory")
     try:
         raw: Raw = json.loads(path.read_text())
+        if "speculators_model_type" in raw:
+            raw = from_speculators(raw)
         refuse_foreign(raw)
         architecture = raw["architectures"][0]
         own = _READERS[architecture](raw)
@@ -52,7 +55,12 @@ def read_config(directory: Path) -> DrafterConfig:
 
 
 def write_config(config: DrafterConfig, directory: Path) -> None:
-    """Write `config.json`; keys of heads the drafter does not have are left out, as DeepSpec does."""
+    """Write `config.json`."""
+    (directory / "config.json").write_text(json.dumps(to_document(config), indent=2) + "\n")
+
+
+def to_document(config: DrafterConfig) -> Raw:
+    """What `config.json` holds; keys of heads the drafter does not have are left out, as DeepSpec does."""
     document: Raw = {
         "architectures": [config.architecture],
         **{name: getattr(config, name) for name in _SAME},
@@ -70,7 +78,7 @@ def write_config(config: DrafterConfig, directory: Path) -> None:
         document["markov_head_type"] = config.markov_head_type
     if config.has_confidence_head:
         document["confidence_head_with_markov"] = config.confidence_head_with_markov
-    (directory / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+    return document
 
 
 def _common(raw: Raw) -> Raw:

@@ -26,7 +26,7 @@ def check_target(config: DrafterConfig, target: Path) -> None:
     Raises:
         ModelMismatchError: the drafter was made for another target; names what differs.
     """
-    text = _read_text_config(target)
+    text = read_target_config(target)
     if config.architecture == GEMMA4 and not str(text["model_type"]).startswith("gemma4"):
         raise ModelMismatchError(
             f"a {GEMMA4} drafts for Gemma 4, but {target} is of the family {text['model_type']!r}"
@@ -104,8 +104,12 @@ def _named(keys: Iterable[str]) -> str:
     return f"{', '.join(names[:_SHOWN])}{more}"
 
 
-def _read_text_config(target: Path) -> dict[str, Any]:
-    """The `config.json` of a target, or the part of it about text."""
+def read_target_config(target: Path) -> dict[str, Any]:
+    """The `config.json` of a target, or the part of it about text.
+
+    Raises:
+        ModelMismatchError: it is not there, or not of a target; says what it lacks.
+    """
     path = target / "config.json"
     try:
         document = json.loads(path.read_text())

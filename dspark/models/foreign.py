@@ -7,14 +7,8 @@ from typing import Any
 from dspark.errors import ModelMismatchError
 from dspark.models.config import GEMMA4, QWEN3
 
-_SPECULATORS = (
-    "in the format of `speculators`, which keeps the shape under transformer_layer_config and lets "
-    "sample_from_anchor decide what a slot predicts"
-)
 # A key of `config.json` that only these have, and what they are (DeepSpec sections 7 and 8).
 _FOREIGN_KEYS = {
-    "speculators_model_type": _SPECULATORS,
-    "speculators_config": _SPECULATORS,
     "dflash_config": (
         "a z-lab DFlash drafter, whose mask at a position predicts that very position; a DeepSpec mask "
         "predicts the next one, so these weights would draft everything one token late"

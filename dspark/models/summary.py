@@ -13,6 +13,7 @@ from dspark.models.checkpoint import WEIGHTS
 from dspark.models.config import DrafterConfig
 from dspark.models.config_file import read_config
 from dspark.models.fit import COPIES, Shape, check_target, check_tensors
+from dspark.models.speculators_format import is_speculators
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ def summarise(directory: Path) -> DrafterSummary:
         ModelMismatchError: it is no drafter that can be run here; says why.
     """
     config, shapes = read_config(directory), _read_shapes(directory / WEIGHTS)
+    if is_speculators(directory):
+        shapes.pop("t2d", None)
     check_tensors(config, shapes, str(directory / WEIGHTS))
     copies = tuple(name for name in COPIES if f"{name}.weight" in shapes)
     others = {f"{name}.weight" for name in COPIES} | {"d2t"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,6 +11,14 @@ from torch import Tensor
 # Blocks of one sample attended together. Their anchors are neighbours, so few keys after an anchor are
 # computed in vain.
 _BLOCKS_TOGETHER = 16
+
+
+class Contexts(Protocol):
+    """Keys and values of the context by layer, such as a list of them."""
+
+    def __getitem__(self, layer: int, /) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [T, Hkv, D]; asked for once, while the layer runs."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ class BlockAttention:
 
     def __init__(
         self,
-        contexts: list[tuple[Tensor, Tensor]],  # per layer keys and values, each [T, Hkv, D]
+        contexts: Contexts,
         token_starts: tuple[int, ...],  # [S+1]
         block_starts: tuple[int, ...],  # [S+1]
         anchors: Tensor,  # [R], ascending within a sample

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dspark.errors import ConfigurationError
-from dspark.training.features import FeatureCache
+from dspark.training.feature_source import FeatureSource
 from dspark.training.losses import Teacher
 
 # Tokens that must have occurred before in the same order for a text to count as repeating itself.
@@ -65,7 +65,7 @@ class BlockSampler:
 
     def __init__(
         self,
-        cache: FeatureCache,
+        cache: FeatureSource,
         samples: npt.NDArray[np.int64],
         t2d: Tensor,
         *,

@@ -9,7 +9,7 @@ from dspark.errors import ModelMismatchError
 from dspark.models.config import DrafterConfig
 from dspark.models.summary import describe_heads
 from dspark.training.calibrate import CalibrationResult
-from dspark.training.features import FeatureCache
+from dspark.training.feature_source import FeatureSource
 from dspark.training.recipe import Recipe
 
 RECORD = "training.json"
@@ -22,7 +22,7 @@ def write_card(
     config: DrafterConfig,
     *,
     command: str,
-    cache: FeatureCache,
+    cache: FeatureSource,
     metrics: dict[str, float],
     result: CalibrationResult,
     recipe: Recipe,

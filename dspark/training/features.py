@@ -65,7 +65,7 @@ def _spans(lengths: Sequence[int]) -> list[Span]:
     return spans
 
 
-def _batches(samples: Sequence[Sample], tokens_per_batch: int) -> Iterator[list[Sample]]:
+def batches_of(samples: Sequence[Sample], tokens_per_batch: int) -> Iterator[list[Sample]]:
     """Samples in order, at most `tokens_per_batch` tokens together (one longer sample goes alone)."""
     batch: list[Sample] = []
     num_tokens = 0
@@ -116,7 +116,7 @@ def build_cache(
         done = total - sum(len(sample.token_ids) for sample in todo)
         # The pages of the extractor are not needed where nothing is left to do.
         extractor = FeatureExtractor(target, cache_dir, tokens_per_batch) if todo else None
-        for batch in _batches(todo, tokens_per_batch):
+        for batch in batches_of(todo, tokens_per_batch):
             assert extractor is not None, "made above"
             ids = torch.tensor([token for sample in batch for token in sample.token_ids], dtype=torch.int32)
             files.append(batch, (ids, *extractor.run(batch)))

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dspark.training.shards import shard_like, whole
+
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _NUM_STEPS = 5
 
@@ -55,6 +57,7 @@ class Muon(torch.optim.Optimizer):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        update = orthogonalise(gradient.lerp(average, momentum), self._dtype)
+        # a shard of a matrix has singular values of its own
+        update = orthogonalise(whole(gradient.lerp(average, momentum)), self._dtype)
         matrix.mul_(1 - lr * weight_decay)
-        matrix.add_(update, alpha=-0.2 * lr * max(matrix.shape) ** 0.5)
+        matrix.add_(shard_like(matrix, update), alpha=-0.2 * lr * max(matrix.shape) ** 0.5)

@@ -6,8 +6,9 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dspark.models.backbone import Backbone
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.attention import BlockAttention
 from dspark.training.blocks import BlockBatch
@@ -73,13 +74,48 @@ def run_blocks(
     return value, scores
 
 
+class Objective(nn.Module):
+    """`run_blocks` as a module, so that torch can average its gradients over processes."""
+
+    def __init__(
+        self, drafter: DSparkDrafter, loss: LossWeights, decay: float, fused: FusedLoss | None
+    ) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self._loss, self._decay, self._fused = loss, decay, fused
+
+    def forward(self, batch: BlockBatch, total_weight: float | None) -> tuple[Tensor, BlockScores]:
+        """See `run_blocks`."""
+        return run_blocks(
+            self.drafter,
+            batch,
+            self._loss,
+            decay=self._decay,
+            fused=self._fused,
+            total_weight=total_weight,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerContexts:
+    """Makes keys and values of the context while their layer runs, when its weights are whole."""
+
+    backbone: Backbone
+    fused: Tensor
+    rotary: tuple[Tensor, Tensor]
+
+    def __getitem__(self, layer: int, /) -> tuple[Tensor, Tensor]:
+        return self.backbone.layer_context(layer, self.fused, self.rotary)
+
+
 def _block_states(drafter: DSparkDrafter, batch: BlockBatch, dtype: torch.dtype) -> Tensor:
     """Hidden states of all slots, [N, H]."""
     # while blocks grow they are shorter than the drafter's
     gamma, backbone = batch.is_valid.shape[-1], drafter.backbone
     starts = batch.token_starts
     positions = torch.cat([torch.arange(stop - start) for start, stop in itertools.pairwise(starts)])
-    contexts = backbone.context_keys_values(backbone.fuse(batch.features.to(dtype)), positions)
+    fused = backbone.fuse(batch.features.to(dtype))
+    contexts = _LayerContexts(backbone, fused, backbone.rotary(positions, fused.dtype))
     embeddings = drafter.block_embeddings(batch.tokens[:, 0])[:, :gamma]
     slots = (batch.anchors[:, None] + torch.arange(gamma)).flatten()
     attend = BlockAttention(contexts, starts, batch.block_starts, batch.anchors, gamma, dtype)

@@ -19,7 +19,8 @@ from dspark.models.checkpoint import build_drafter, load_drafter, read_target_te
 from dspark.models.config import QWEN3, DrafterConfig
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.blocks import AnchorRule, BlockBatch, BlockSampler
-from dspark.training.features import FeatureCache, build_cache
+from dspark.training.feature_source import FeatureSource
+from dspark.training.features import build_cache
 from dspark.training.generate import (
     BatchGenerator,
     Job,
@@ -185,7 +186,7 @@ class DrafterPlan:
 
 
 def new_drafter(
-    plan: DrafterPlan, target: Path, config: Any, cache: FeatureCache, *, seed: int, init: Path | None
+    plan: DrafterPlan, target: Path, config: Any, cache: FeatureSource, *, seed: int, init: Path | None
 ) -> tuple[DSparkDrafter, float]:
     """An initialised drafter and the share of response tokens its draft vocabulary covers.
 
@@ -254,7 +255,7 @@ class Split:
 
 
 def split_cache(
-    cache: FeatureCache,
+    cache: FeatureSource,
     drafter: DSparkDrafter,
     *,
     batch_samples: int,

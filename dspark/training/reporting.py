@@ -50,14 +50,17 @@ class Reporter:
         self._evaluation_s = 0.0
         self._losses: list[float] = []
 
-    def step_done(self, loss: float) -> None:
-        """Take note of a step, and say something when it is time to."""
+    def is_held_out_due(self) -> bool:
+        """Whether to measure: once a minute, less often where that would take too much of the time."""
+        since_s = self._clock() - self._last_held_out
+        return since_s > max(_HELD_OUT_S, self._evaluation_s / _HELD_OUT_SHARE)
+
+    def step_done(self, loss: float, *, is_measured: bool) -> None:
+        """Take note of a step; measure, or else say how far the run is when it is time to."""
         self._losses.append(loss)
-        now = self._clock()
-        # once a minute, less often where that would take too much of the time
-        if now - self._last_held_out > max(_HELD_OUT_S, self._evaluation_s / _HELD_OUT_SHARE):
+        if is_measured:
             self.held_out()
-        elif now - self._last_progress > _PROGRESS_S:
+        elif self._clock() - self._last_progress > _PROGRESS_S:
             self._metrics.write(self._progress())
 
     def held_out(self) -> dict[str, float]:

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
-from dspark.engine.loading import load_target
+from dspark.engine.loading import LoadedTarget, load_target
 from dspark.models.checkpoint import save_drafter
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.calibrate import calibrate
 from dspark.training.card import write_card
+from dspark.training.distribution import Sharding
+from dspark.training.feature_source import FeatureSource
 from dspark.training.features import FeatureCache
 from dspark.training.metrics import MetricsLog
+from dspark.training.online import OnlineFeatures
 from dspark.training.pipeline import (
     DataPlan,
     DrafterPlan,
@@ -27,6 +30,7 @@ from dspark.training.pipeline import (
     training_engine,
 )
 from dspark.training.recipe import Recipe
+from dspark.training.responses import Sample
 from dspark.training.trainer import Trainer, TrainerConfig
 from dspark.training.world import World, join_world
 
@@ -56,6 +60,7 @@ class RunPlan:
     cache_dir: Path
     data: DataPlan
     features: tuple[Path, ...]
+    is_online: bool
     shape: DrafterPlan
     taps: tuple[int, ...] | None
     init: Path | None
@@ -66,6 +71,7 @@ class RunPlan:
     micro_batches: int
     checkpoint_minutes: float
     checkpoint_steps: int | None
+    sharding: Sharding
     has_tensorboard: bool
     seed: int
     command: str
@@ -99,10 +105,7 @@ def _run(plan: RunPlan, report: Report, world: World) -> None:
 
     plan.work.mkdir(parents=True, exist_ok=True)
     config = AutoConfig.from_pretrained(plan.target)
-    if world.is_first:
-        _prepare_features(plan, config, report)
-    world.wait()
-    cache = FeatureCache(plan.features or (plan.work / "features",))
+    cache = _feature_source(plan, config, world, report)
     torch.manual_seed(plan.seed)
     drafter, coverage = new_drafter(plan.shape, plan.target, config, cache, seed=plan.seed, init=plan.init)
     if plan.init is None:
@@ -122,6 +125,7 @@ def _run(plan: RunPlan, report: Report, world: World) -> None:
         micro_batches=plan.micro_batches,
         checkpoint_minutes=plan.checkpoint_minutes,
         checkpoint_steps=plan.checkpoint_steps,
+        sharding=plan.sharding,
     )
     log = MetricsLog(plan.work, has_tensorboard=plan.has_tensorboard and world.is_first)
     trainer = Trainer(drafter, split.train, split.held_out, settings, plan.work, world=world, metrics=log)
@@ -133,30 +137,49 @@ def _run(plan: RunPlan, report: Report, world: World) -> None:
         _export(plan, drafter, split.held_out, last, cache, report)
 
 
-def _prepare_features(plan: RunPlan, config: Any, report: Report) -> None:
-    """Have features on disk whose bytes are those of their checksums."""
-    if not plan.features:
-        _make_features(plan, config, report)
-        return
-    for unknown in FeatureCache(plan.features).check():
-        report(f"{unknown} has no checksums, an earlier version made it: it is read unchecked")
-
-
-def _make_features(plan: RunPlan, config: Any, report: Report) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(plan.target)
+def _feature_source(plan: RunPlan, config: Any, world: World, report: Report) -> FeatureSource:
+    """Features on disk whose bytes are those of their checksums, or the target itself."""
+    if plan.features:
+        cache = FeatureCache(plan.features)
+        for unknown in cache.check() if world.is_first else ():
+            report(f"{unknown} has no checksums, an earlier version made it: it is read unchecked")
+        world.wait()
+        return cache
     taps = plan.taps or spread_taps(config.num_hidden_layers)
-    target = load_target(plan.target, dtype=torch.bfloat16, target_layer_ids=taps)
+    directory = plan.work / "features"
+    if world.is_first or plan.is_online:
+        target = load_target(plan.target, dtype=torch.bfloat16, target_layer_ids=taps)
+    if world.is_first:
+        _generate(plan, target, report)
+        if not plan.is_online:
+            samples = _samples(plan, target, report)
+            cache_features(directory, samples, target, taps, report, plan.cache_dir)
+    world.wait()
+    if plan.is_online:
+        return OnlineFeatures(_samples(plan, target, report), target, taps, plan.cache_dir)
+    return FeatureCache((directory,))
+
+
+def _generate(plan: RunPlan, target: LoadedTarget, report: Report) -> None:
+    """Write the responses that are still to be made."""
     if plan.data.prompt_files or plan.data.num_self_prompts:
-        generate_data(
-            plan.work, training_engine(target, plan.cache_dir, plan.data), tokenizer, plan.data, report
-        )
+        engine = training_engine(target, plan.cache_dir, plan.data)
+        generate_data(plan.work, engine, _tokenizer(plan), plan.data, report)
+
+
+def _samples(plan: RunPlan, target: LoadedTarget, report: Report) -> list[Sample]:
+    """All responses as tokens."""
     own = plan.work / "responses.jsonl"
     files = (*plan.data.response_files, *((own,) if own.is_file() else ()))
-    samples = collect_samples(files, tokenizer, plan.data, target.eos_token_ids[0])
+    samples = collect_samples(files, _tokenizer(plan), plan.data, target.eos_token_ids[0])
     report(f"{len(samples)} samples, {sum(len(one.token_ids) for one in samples)} tokens")
-    cache_features(plan.work / "features", samples, target, taps, report, plan.cache_dir)
+    return samples
+
+
+def _tokenizer(plan: RunPlan) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(plan.target)
 
 
 def _export(
@@ -164,7 +187,7 @@ def _export(
     drafter: DSparkDrafter,
     held_out: list[Any],
     metrics: dict[str, float],
-    cache: FeatureCache,
+    cache: FeatureSource,
     report: Report,
 ) -> None:
     """Write the drafter, its calibration and its card."""

@@ -6,19 +6,21 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dspark.errors import ConfigurationError
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.blocks import BlockBatch, BlockSampler
-from dspark.training.fused_loss import FusedLoss, load_fused_loss
+from dspark.training.distribution import Sharding, distribute
+from dspark.training.fused_loss import load_fused_loss
 from dspark.training.metrics import MetricsLog
-from dspark.training.objective import BlockScores, mean_committed, position_weights, run_blocks
+from dspark.training.objective import Objective, mean_committed, position_weights
 from dspark.training.recipe import Recipe, block_len_at, make_optimisers, rate_share
 from dspark.training.reporting import Reporter, Standing
 from dspark.training.state import load_state, save_state
@@ -35,6 +37,7 @@ class TrainerConfig:
         micro_batches: batches whose gradients are summed in one step; the processes of a run share them out.
         checkpoint_minutes: time between checkpoints.
         checkpoint_steps: steps between them, instead.
+        sharding: what each process of a run holds; a run may go on with another.
     """
 
     recipe: Recipe
@@ -44,27 +47,7 @@ class TrainerConfig:
     max_grad_norm: float = 1.0
     checkpoint_minutes: float = 5.0
     checkpoint_steps: int | None = None
-
-
-class Objective(nn.Module):
-    """`run_blocks` as a module, so that torch can average its gradients over processes."""
-
-    def __init__(self, drafter: DSparkDrafter, recipe: Recipe, fused: FusedLoss | None) -> None:
-        super().__init__()
-        self.drafter = drafter
-        self._recipe, self._fused = recipe, fused
-
-    def forward(self, batch: BlockBatch, total_weight: float | None) -> tuple[Tensor, BlockScores]:
-        """See `run_blocks`."""
-        decay = self._recipe.position_decay
-        return run_blocks(
-            self.drafter,
-            batch,
-            self._recipe.loss,
-            decay=decay,
-            fused=self._fused,
-            total_weight=total_weight,
-        )
+    sharding: Sharding = Sharding.DDP
 
 
 class Trainer:
@@ -92,9 +75,11 @@ class Trainer:
         self._config, self._directory = config, directory
         self._metrics = metrics or MetricsLog(directory)
         fused = load_fused_loss(drafter.config.num_draft_tokens)
-        self._objective = Objective(drafter, config.recipe, fused)
-        self._shared = self._world.wrap(self._objective)
-        self._optimisers = make_optimisers(drafter, config.recipe)
+        recipe = config.recipe
+        make = partial(Objective, loss=recipe.loss, decay=recipe.position_decay, fused=fused)
+        self._objective = make(drafter)
+        self._spread = distribute(drafter, make, self._world, config.sharding)
+        self._optimisers = make_optimisers(self._spread.trained, recipe)
         self._base_rates = [optimiser.param_groups[0]["lr"] for optimiser in self._optimisers]
         self._step, self._blocks, self._elapsed_s = 0, 0, 0.0
         self._saved_at = (0.0, 0)
@@ -120,29 +105,32 @@ class Trainer:
         state = load_state(self.state_path, self._identity())
         if state is None:
             return False
-        self._drafter.load_state_dict(state["drafter"])
-        for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
+        self._spread.load(state["drafter"], self._optimisers, state["optimisers"])
         self._step, self._blocks, self._elapsed_s = state["step"], state["blocks"], state["elapsed_s"]
         torch.set_rng_state(state["torch_rng"])
         if self._world.is_first:
             self._metrics.forget_after(self._step)
         return True
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, save: Callable[[], None]) -> None:
+        """Write the state and export the drafter, whose numbers are collected; all processes call this."""
+        optimisers = self._spread.optimiser_states(self._optimisers)
+        self._saved_at = (time.monotonic(), self._step)
+        if not self._world.is_first:
+            return
         save_state(
             self.state_path,
             {
                 "identity": self._identity(),
                 "drafter": self._drafter.state_dict(),
-                "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
+                "optimisers": optimisers,
                 "torch_rng": torch.get_rng_state(),
                 "step": self._step,  # which is also the position in the data
                 "blocks": self._blocks,
                 "elapsed_s": self._elapsed_s,
             },
         )
-        self._saved_at = (time.monotonic(), self._step)
+        save()
 
     def run(self, report: Callable[[str], None], save: Callable[[], None]) -> dict[str, float]:
         """Train until the budget is spent; return the last row of metrics.
@@ -158,16 +146,20 @@ class Trainer:
         self._saved_at = (time.monotonic(), self._step)
         while self._share_done() < 1:
             loss = self._train_step()
+            is_measured, is_kept = self._agreed(reporter.is_held_out_due(), self._is_checkpoint_due())
+            if is_measured or is_kept:
+                self._spread.collect()
             if is_first:
-                reporter.step_done(loss)
-                if self._is_checkpoint_due():
-                    self._checkpoint()
-                    save()
-        if not is_first:
-            return {}
-        self._checkpoint()
-        save()
-        return reporter.held_out()
+                reporter.step_done(loss, is_measured=is_measured)
+            if is_kept:
+                self._checkpoint(save)
+        self._spread.collect()
+        self._checkpoint(save)
+        return reporter.held_out() if is_first else {}
+
+    def _agreed(self, *wishes: bool) -> list[bool]:
+        """What the first process wants, in all of them."""
+        return [bool(sum_) for sum_ in self._world.sums([self._world.is_first and wish for wish in wishes])]
 
     def _is_checkpoint_due(self) -> bool:
         moment, step = self._saved_at
@@ -196,7 +188,7 @@ class Trainer:
                 group["lr"] = base * share
             optimiser.zero_grad(set_to_none=True)
         loss, num_blocks = self._gradients()
-        nn.utils.clip_grad_norm_(self._drafter.parameters(), config.max_grad_norm)
+        nn.utils.clip_grad_norm_(self._spread.trained.parameters(), config.max_grad_norm)
         for optimiser in self._optimisers:
             optimiser.step()
         # All processes follow the clock of the first one.
@@ -223,8 +215,8 @@ class Trainer:
         total = 0.0
         for place, batch in enumerate(batches):
             is_last = place == len(batches) - 1
-            with contextlib.nullcontext() if is_last else world.unsummed(self._shared):
-                value, _ = self._shared(batch, total_weight)
+            with contextlib.nullcontext() if is_last else self._spread.unsummed():
+                value, _ = self._spread.module(batch, total_weight)
                 # the gradients are averaged over processes, and are to be summed
                 (value * world.size).backward()
             total += float(value.detach())

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.training.features import FeatureCache
+from dspark.training.feature_source import FeatureSource
 
 
-def choose_draft_vocabulary(cache: FeatureCache, size: int) -> tuple[Tensor, float]:
+def choose_draft_vocabulary(cache: FeatureSource, size: int) -> tuple[Tensor, float]:
     """The `size` most frequent response tokens, ascending, and the share of response tokens they cover.
 
     Ties go to the lower id, so the choice depends on the data only.

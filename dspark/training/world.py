@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import distributed
 
 # The others wait while the first process generates responses and caches features.
 _PATIENCE = timedelta(days=14)
@@ -41,18 +40,6 @@ class World:
         """Return once all processes are here."""
         if self.size > 1:
             distributed.barrier()
-
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """The module, with its gradients averaged over all processes at each backward pass."""
-        if self.size == 1:
-            return module
-        return DistributedDataParallel(module, broadcast_buffers=False)
-
-    def unsummed(self, module: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Backward passes of a wrapped module inside keep their gradients to this process."""
-        if isinstance(module, DistributedDataParallel):
-            return module.no_sync()
-        return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ class VerifierSettings(ServiceSettings):
         "without features. Not used with drafter or target_layer_ids.",
     )
     target_layer_ids: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split)] = Field(
-        (), description="Layers to tap, as in 1,8,15. Empty: those the drafter asks for."
+        (), description="Layers to tap, as in 1,8,15; -1 is the embedding. Empty: those the drafter asks for."
     )
     dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
         "auto", description="Type of the weights."

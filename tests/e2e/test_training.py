@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ import torch
 from tiny_models import write_target
 from transformers import AutoTokenizer
 
+from dspark.cache import default_cache_dir
+from dspark.engine.kernels.native import load_kernels
 from dspark.training.responses import chat_prompt_ids
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import TextTokenizer
@@ -46,10 +49,15 @@ def prompts(folder: Path) -> Path:
     return path
 
 
-def start(command: Sequence[str], target: Path, work: Path, *options: str) -> subprocess.Popen[str]:
+def start(
+    command: Sequence[str], target: Path, work: Path, *options: str, start_new_session: bool = False
+) -> subprocess.Popen[str]:
     arguments = ["--target", str(target), "--work", str(work), "--out", str(work / "out")]
     return subprocess.Popen(
-        [sys.executable, *command, *arguments, *SHAPE, *DATA, *options], stderr=subprocess.PIPE, text=True
+        [sys.executable, *command, *arguments, *SHAPE, *DATA, *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=start_new_session,
     )
 
 
@@ -59,12 +67,16 @@ def finish(process: subprocess.Popen[str]) -> str:
     return error
 
 
-def kill_once(process: subprocess.Popen[str], is_time: Callable[[], bool]) -> None:
+def kill_once(
+    process: subprocess.Popen[str],
+    is_time: Callable[[], bool],
+    kill: Callable[[subprocess.Popen[str]], None] = subprocess.Popen.kill,
+) -> None:
     """SIGKILL when the condition holds."""
     while not is_time():
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.002)
-    process.kill()
+    kill(process)
     assert process.wait() == -9
     process.communicate()
 
@@ -122,13 +134,63 @@ def test_training_that_was_killed_ends_in_the_bits_of_a_run_that_was_not(
     assert 1 <= record["mean_committed_greedy"] <= 1 + 3
 
 
-def test_two_processes_learn_the_bits_of_one(folder: Path, target: Path, features: Path) -> None:
-    options = ("--features", str(features), "--steps", "12", "--micro-batches", "2")
-    finish(start(TRAIN, target, folder / "alone", *options))
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    finish(start((*torchrun, *TRAIN), target, folder / "pair", *options))
-    alone, pair = (torch.load(folder / name / "trainer.pt", weights_only=True) for name in ("alone", "pair"))
-    assert alone["drafter"].keys() == pair["drafter"].keys()
-    for name, value in alone["drafter"].items():
-        assert torch.equal(value, pair["drafter"][name]), name
-    assert alone["blocks"] == pair["blocks"]
+def test_the_target_in_the_loop_learns_what_a_cache_of_it_does(
+    folder: Path, target: Path, features: Path
+) -> None:
+    finish(start(TRAIN, target, folder / "cached", "--features", str(features), "--steps", "12"))
+    responses = ("--responses", str(features.parent / "responses.jsonl"), "--max-new-tokens", "40")
+    finish(start(TRAIN, target, folder / "online", *responses, "--online", "--steps", "12"))
+    assert not (folder / "online" / "features").exists()
+    cached, online = (trained(folder / name) for name in ("cached", "online"))
+    assert cached.keys() == online.keys()
+    is_exact = load_kernels(default_cache_dir()) is not None
+    for name, value in cached.items():
+        if is_exact:
+            assert torch.equal(value, online[name]), name
+        else:
+            torch.testing.assert_close(value, online[name], rtol=0.02, atol=0.02)
+
+
+def trained(work: Path) -> dict[str, torch.Tensor]:
+    """Weights of the last checkpoint."""
+    weights: dict[str, torch.Tensor] = torch.load(work / "trainer.pt", weights_only=True)["drafter"]
+    return weights
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TRAIN)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, target: Path, features: Path) -> Path:
+    """A run of one process with two batches a step."""
+    work = folder / "alone"
+    finish(start(TRAIN, target, work, "--features", str(features), "--steps", "30", "--micro-batches", "2"))
+    return work
+
+
+def test_two_processes_learn_the_bits_of_one(folder: Path, target: Path, features: Path, alone: Path) -> None:
+    finish(start(TORCHRUN, target, folder / "pair", "--features", str(features), "--steps", "30"))
+    one, two = (torch.load(work / "trainer.pt", weights_only=True) for work in (alone, folder / "pair"))
+    assert one["drafter"].keys() == two["drafter"].keys()
+    for name, value in one["drafter"].items():
+        assert torch.equal(value, two["drafter"][name]), name
+    assert one["blocks"] == two["blocks"]
+
+
+def test_two_processes_with_a_shard_each_learn_what_one_does_killed_or_not(
+    folder: Path, target: Path, features: Path, alone: Path
+) -> None:
+    options = ("--features", str(features), "--steps", "30", "--checkpoint-steps", "5")
+    options = (*options, "--sharding", "fsdp2")
+    finish(start(TORCHRUN, target, folder / "shards", *options))
+    # The norm of the gradients, by which they are clipped, is summed in another order.
+    for name, value in trained(alone).items():
+        torch.testing.assert_close(trained(folder / "shards")[name], value, rtol=1e-3, atol=1e-4)
+    killed = folder / "killed-shards"
+    dying = start(TORCHRUN, target, killed, *options, start_new_session=True)
+    kill_once(dying, (killed / "trainer.pt").is_file, kill=lambda process: os.killpg(process.pid, 9))
+    stopped_at = torch.load(killed / "trainer.pt", weights_only=True)["step"]
+    assert 5 <= stopped_at < 30
+    assert "resumed from the last checkpoint" in finish(start(TORCHRUN, target, killed, *options))
+    weights = [(folder / name / "out/model.safetensors").read_bytes() for name in ("shards", "killed-shards")]
+    assert weights[0] == weights[1]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark.engine.kernels.native import NativeKernels, PackedWeight
+from dspark.models.config import EMBEDDING_TAP
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -138,6 +139,9 @@ class NativeDecoder:
             *layout,
             *rotation,
         )
+        if EMBEDDING_TAP in self._tapped:
+            column = self._tapped.index(EMBEDDING_TAP) * shape.hidden_size
+            taps[:, column : column + shape.hidden_size] = residual
         args = _DecoderArgs(
             ctypes.addressof(self._bind(pages)),
             *(tensor.data_ptr() for tensor in tensors),

@@ -114,6 +114,24 @@ def test_logits_are_bit_identical_in_any_company_and_chunking(
     assert torch.equal(beside[30:], whole[30:])
 
 
+@pytest.mark.parametrize("use_kernels", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_embedding_can_be_tapped_beside_layers(
+    models: dict[str, Path], cache_dir: Path, dtype: torch.dtype, use_kernels: bool
+) -> None:
+    tokens = some_tokens(20)
+    taps = {}
+    for layers in ((-1, 1), (1,)):
+        bench = Bench(models["llama"], dtype, cache_dir, taps=layers, use_kernels=use_kernels)
+        logits, taps[layers] = bench.run((tokens, 0, bench.pages(20)))
+    expected_logits, states = stock(models["llama"], dtype, tokens)
+    width = states[0].shape[-1]
+    # a copy of rows of the embedding, with no rounding in it
+    assert torch.equal(taps[-1, 1][:, :width], states[0])
+    assert torch.equal(taps[-1, 1][:, width:], taps[1,])
+    assert (logits - expected_logits).abs().max() <= BF16_TOLERANCE * expected_logits.abs().max()
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "llama-gelu"])
 @pytest.mark.parametrize("use_kernels", [True, False])
 def test_taps_are_the_raw_outputs_of_their_layers(

@@ -18,7 +18,6 @@ from dspark.engine.taps import feature_words
 from dspark.models.checkpoint import load_drafter
 from tests.deepspec_files import (
     GAMMA,
-    TAPS,
     VOCAB,
     gemma4_config,
     gemma4_target,
@@ -49,7 +48,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
     return made
 
 
-def texts_of(model: Any, dtype: torch.dtype) -> Texts:
+def texts_of(model: Any, dtype: torch.dtype, taps: list[int]) -> Texts:
     """Three texts and the outputs of the tapped layers over them."""
     generator = torch.Generator().manual_seed(1)
     texts = {}
@@ -58,7 +57,7 @@ def texts_of(model: Any, dtype: torch.dtype) -> Texts:
         with torch.inference_mode():
             states = model(tokens[None], output_hidden_states=True).hidden_states
         # entry 0 holds the embeddings
-        texts[name] = (tokens.tolist(), torch.cat([states[layer + 1][0] for layer in TAPS], dim=-1).to(dtype))
+        texts[name] = (tokens.tolist(), torch.cat([states[layer + 1][0] for layer in taps], dim=-1).to(dtype))
     return texts
 
 
@@ -124,6 +123,7 @@ CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
         lambda: qwen3_config(**(heads_of("vanilla") | {"enable_confidence_head": False})),
     ),
     "qwen3-biases": ("qwen3", lambda: qwen3_config(attention_bias=True)),
+    "qwen3-embedding-tap": ("qwen3", lambda: qwen3_config(target_layer_ids=[-1, 0, 2])),
     "gemma4-vanilla": ("gemma4", gemma4_config),
     "gemma4-rnn": ("gemma4", lambda: gemma4_config(**heads_of("rnn"))),
     "gemma4-dflash": ("gemma4", lambda: gemma4_config(**heads_of("none"))),
@@ -142,7 +142,7 @@ def test_blocks_over_growing_contexts_are_those_of_the_equations(
     path = write_drafter(tmp_path / case, config, random_tensors(config, directory))
     engine = make_engine(path, directory, dtype)
     plain = PlainDrafter(path, embedding_dtype=dtype)
-    texts = texts_of(model, dtype)
+    texts = texts_of(model, dtype, config["target_layer_ids"])
     for name, length, block in rounds(engine, texts):
         tokens, features = texts[name]
         expected = plain.block(features[:length], tokens[length], block.token_ids.tolist())

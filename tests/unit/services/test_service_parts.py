@@ -15,6 +15,7 @@ from dspark.errors import ConfigurationError, ModelMismatchError
 from gateway.settings import GatewaySettings
 from services.drafter.arrivals import FeatureArrivals
 from services.drafter.settings import DrafterSettings
+from services.drafter.wire import info_from_pb, info_to_pb
 from services.runtime.channel import check_address
 from services.runtime.idle import IdleRequests
 from services.runtime.settings import check_names, read_settings
@@ -205,6 +206,12 @@ def test_a_drafter_of_the_same_shape_fits() -> None:
 def test_a_drafter_of_another_target_is_refused_with_the_reason(changes: dict, word: str) -> None:
     with pytest.raises(ModelMismatchError, match=word):
         check_sizes("d", drafter(**changes), SHAPE)
+
+
+def test_a_drafter_that_reads_the_embedding_says_so_on_the_wire() -> None:
+    info = drafter(target_layer_ids=(-1, 3))
+    check_sizes("d", info, SHAPE)
+    assert info_from_pb(info_to_pb(info)) == info
 
 
 def test_a_drafter_that_reads_other_layers_needs_a_restart() -> None:

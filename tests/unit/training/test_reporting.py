@@ -36,7 +36,7 @@ class Run:
         for _ in range(steps):
             self.step += 1
             self.now += 2
-            self.reporter.step_done(float(self.step))
+            self.reporter.step_done(float(self.step), is_measured=self.reporter.is_held_out_due())
 
 
 def test_progress_names_rate_loss_and_time_left(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from dspark.models.checkpoint import build_drafter
 from dspark.models.drafter import DSparkDrafter
+from dspark.training.distribution import Sharding
 from dspark.training.features import FeatureCache
 from dspark.training.pipeline import split_cache
 from dspark.training.precision import set_training_dtype
@@ -69,6 +70,7 @@ def make_trainer(
     checkpoint_steps: int | None = None,
     drafter: DSparkDrafter | None = None,
     gamma: int = CONFIG.gamma,
+    sharding: Sharding = Sharding.DDP,
 ) -> Trainer:
     drafter = drafter or make_drafter(gamma=gamma)
     work.mkdir(exist_ok=True)
@@ -81,7 +83,11 @@ def make_trainer(
         rule=recipe.anchors,
     )
     config = TrainerConfig(
-        recipe, steps=steps, micro_batches=micro_batches, checkpoint_steps=checkpoint_steps
+        recipe,
+        steps=steps,
+        micro_batches=micro_batches,
+        checkpoint_steps=checkpoint_steps,
+        sharding=sharding,
     )
     return Trainer(drafter, split.train, split.held_out, config, work)
 
