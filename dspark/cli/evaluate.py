@@ -18,6 +18,7 @@ from dspark.cli.bench_options import (
     read_prompts,
 )
 from dspark.cli.bench_report import Report, finish, print_table, progress
+from dspark.cli.options import add_lookup_option
 
 _TOKENS_PER_STREAM = 2048
 
@@ -44,6 +45,7 @@ def add_parser(subparsers: Any) -> None:
         "--temperature", type=non_negative_float, default=0.0, help="0 is greedy (default: 0)"
     )
     parser.add_argument("--streams", type=positive, default=8, help="prompts side by side (default: 8)")
+    add_lookup_option(parser)
     add_report_option(parser)
     parser.set_defaults(run=run)
 
@@ -58,7 +60,11 @@ def run(args: argparse.Namespace) -> int:
     prompts = read_prompts(args, models.target)
     progress("loading the engines")
     plan = EnginePlan(
-        models.target, drafter, pool_tokens=args.streams * _TOKENS_PER_STREAM, cache_dir=default_cache_dir()
+        models.target,
+        drafter,
+        pool_tokens=args.streams * _TOKENS_PER_STREAM,
+        cache_dir=default_cache_dir(),
+        with_lookup=args.lookup == "on",
     )
     engines = load_engines(plan)
     times = "twice" if args.temperature == 0 else "three times"
@@ -90,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
     setup = {
         "target": models.target.name,
         "drafter": drafter.name,
+        "lookup": args.lookup == "on",
         "dtype": engines.target.info.dtype,
         "tokens": args.tokens,
         "temperature": args.temperature,

@@ -110,7 +110,7 @@ class DraftBlock:
     request_id: str
     epoch: int
     base_committed_len: int
-    # [G], G <= gamma
+    # [G], G <= gamma; empty where the drafter is ready and has nothing to propose
     token_ids: TokenIds
     # [G], calibrated probability that draft k survives given that all before it did
     confidence: Floats

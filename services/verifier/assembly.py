@@ -13,6 +13,7 @@ from pathlib import Path
 from dspark.api.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server
 from dspark.errors import ServiceUnavailableError
 from dspark.models.config_file import read_config
+from dspark.models.method import is_prompt_lookup
 from dspark.rounds.interfaces import FeatureSink
 from dspark.rounds.local import EngineWorker, LocalVerifier, TargetEngine
 from services.drafter.client import DrafterClient
@@ -72,6 +73,8 @@ async def _layers_to_tap(
     """The layers whose outputs are sent with the token ids; None: nobody wants either."""
     if settings.target_layer_ids or drafter is None:
         return settings.target_layer_ids or None
+    if settings.drafter is not None and is_prompt_lookup(settings.drafter):
+        return ()
     if settings.drafter is not None:
         config = read_config(settings.drafter)
         check_sizes(settings.drafter.name, config, shape)
