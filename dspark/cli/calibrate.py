@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     drafter = need_drafter(models)
     if is_prompt_lookup(drafter):
         raise ConfigurationError(
-            "--drafter prompt-lookup counts its own chances as it drafts; name a drafter checkpoint to calibrate"
+            "--drafter prompt-lookup counts its chances as it drafts; name a drafter checkpoint to calibrate"
         )
     gamma = read_config(drafter).gamma
     decoded = asyncio.run(_decode_and_fit(args, models, Calibration.read(drafter, gamma)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from dspark.errors import ModelMismatchError
 from dspark.models.config import GEMMA4, QWEN3, DrafterConfig
+from dspark.models.deepseek_v4 import is_deepseek_v4, to_deepspec
 from dspark.models.foreign import refuse_foreign
 
 _FULL_ATTENTION = "full_attention"
@@ -39,6 +40,8 @@ def read_config(directory: Path) -> DrafterConfig:
         raise ModelMismatchError(f"{directory} holds no config.json: not a drafter directory")
     try:
         raw: Raw = json.loads(path.read_text())
+        if is_deepseek_v4(raw):
+            raw = to_deepspec(raw, directory)
         refuse_foreign(raw)
         architecture = raw["architectures"][0]
         own = _READERS[architecture](raw)

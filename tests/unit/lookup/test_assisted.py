@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_the_model_is_told_the_outcomes_of_its_own_blocks_only(engine, model) ->
     assert set(own) == {0, 4}
     # After a copy the drafts that were verified were none of the model's.
     bases = [one.base_committed_len for one in model.asked]
-    followed = [later - earlier == 1 for earlier, later in zip(bases, bases[1:], strict=False)]
+    followed = [later - earlier == 1 for earlier, later in itertools.pairwise(bases)]
     assert own[1:] == [4 if is_next else 0 for is_next in followed]
 
 

@@ -21,12 +21,9 @@ def searched(tokens: list[int]) -> Match | None:
     for size in SIZES:
         for place in range(len(tokens) - 1, size - 1, -1):
             if tokens[place - size : place] == tokens[len(tokens) - size :]:
-                length = size
-                while (
-                    length < min(place, LONGEST_MATCH) and tokens[place - 1 - length] == tokens[-1 - length]
-                ):
-                    length += 1
-                return Match(place, length)
+                most = min(place, LONGEST_MATCH)
+                agreeing = [tokens[place - 1 - back] == tokens[-1 - back] for back in range(most)]
+                return Match(place, agreeing.index(False) if False in agreeing else most)
     return None
 
 
