@@ -172,7 +172,7 @@ class Round:
         asks: Mapping[str, DraftRequest],
         answer: Sequence[DraftBlock] | None,
     ) -> dict[str, DraftBlock]:
-        """The blocks of an answer that continue what was committed, by request id; empty ones count as answers."""
+        """The blocks of an answer that continue what was committed; an empty one is an answer, too."""
         if answer is None:
             return {}
         by_id = {live.request_id: live for live in decoding if live.request_id in asks}
