@@ -44,7 +44,7 @@ async def load_verifier_service(settings: VerifierSettings) -> AsyncIterator[Ser
         path = await worker.call(_prepare, settings)
         drafter = DrafterClient(channel) if channel else None
         shape = read_shape(path)
-        layer_ids = await _layers_to_tap(settings, drafter, shape)
+        layer_ids = await layers_to_tap(settings, drafter, shape)
         engine = await worker.call(_load_engine, settings, path, layer_ids)
         sink: FeatureSink | None = None
         if drafter is not None:
@@ -67,7 +67,7 @@ async def load_verifier_service(settings: VerifierSettings) -> AsyncIterator[Ser
         worker.shutdown()
 
 
-async def _layers_to_tap(
+async def layers_to_tap(
     settings: VerifierSettings, drafter: DrafterClient | None, shape: TargetShape
 ) -> tuple[int, ...] | None:
     """The layers whose outputs are sent with the token ids; None: nobody wants either."""

@@ -14,12 +14,14 @@ from dspark.engine.threads import quiet_thread_variables
 from dspark.errors import ConfigurationError, ModelMismatchError
 from gateway.settings import GatewaySettings
 from services.drafter.arrivals import FeatureArrivals
+from services.drafter.client import DrafterClient
 from services.drafter.settings import DrafterSettings
-from services.runtime.channel import check_address
+from services.runtime.channel import check_address, open_channel
 from services.runtime.idle import IdleRequests
 from services.runtime.settings import check_names, read_settings
 from services.scheduler.breaker import CircuitBreaker
 from services.scheduler.settings import SchedulerSettings
+from services.verifier.assembly import layers_to_tap
 from services.verifier.pairing import TargetShape, check_sizes, layer_check, read_shape
 from services.verifier.settings import VerifierSettings
 from tests.fakes import FakeClock
@@ -206,6 +208,13 @@ def test_a_drafter_of_the_same_shape_fits() -> None:
 def test_a_drafter_of_another_target_is_refused_with_the_reason(changes: dict, word: str) -> None:
     with pytest.raises(ModelMismatchError, match=word):
         check_sizes("d", drafter(**changes), SHAPE)
+
+
+async def test_a_verifier_sends_prompt_lookup_token_ids_alone_and_waits_for_nobody() -> None:
+    settings = VerifierSettings(listen="unix:v", drafter_address="unix:d", drafter="prompt-lookup")
+    async with open_channel(settings.drafter_address) as channel:
+        assert await layers_to_tap(settings, DrafterClient(channel), SHAPE) == ()
+    assert await layers_to_tap(settings, None, SHAPE) is None
 
 
 def test_a_drafter_that_reads_other_layers_needs_a_restart() -> None:
