@@ -126,7 +126,7 @@ async def _measure(args: argparse.Namespace, models: Models) -> _Measured:
                     dtype=dtype,
                     pool_tokens=pool_tokens,
                     cache_dir=default_cache_dir(),
-                    with_lookup=args.lookup == "on",
+                    with_lookup=args.lookup != "off",
                 ),
                 plain.worker,
             )
@@ -172,7 +172,7 @@ def _report(args: argparse.Namespace, models: Models, measured: _Measured) -> Re
         setup={
             "target": models.target.name,
             "drafter": models.drafter.name if models.drafter else None,
-            "lookup": args.lookup == "on",
+            "lookup": args.lookup != "off",
             "dtype": measured.info.dtype,
             "is_exact": measured.info.is_exact,
             "threads": torch.get_num_threads(),

@@ -45,7 +45,8 @@ def add_parser(subparsers: Any) -> None:
         "--temperature", type=non_negative_float, default=0.0, help="0 is greedy (default: 0)"
     )
     parser.add_argument("--streams", type=positive, default=8, help="prompts side by side (default: 8)")
-    add_lookup_option(parser)
+    # What is measured is the drafter.
+    add_lookup_option(parser, default="off")
     add_report_option(parser)
     parser.set_defaults(run=run)
 

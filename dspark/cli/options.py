@@ -90,12 +90,13 @@ def add_up_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_lookup_option(parser: argparse.ArgumentParser) -> None:
+def add_lookup_option(parser: argparse.ArgumentParser, default: str = "on") -> None:
     """Whether prompt lookup assists a drafter with a model."""
     parser.add_argument(
         "--lookup",
         choices=ON_OFF,
-        help="copy drafts from earlier text where that was worth more than the drafter's (default: off)",
+        help="copy drafts from earlier text where that was worth more than the drafter's "
+        f"(default: {default})",
     )
 
 

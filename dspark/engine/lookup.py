@@ -154,7 +154,7 @@ class LookupDraftEngine:
     """Prompt lookup as a draft engine. Synchronous; one thread uses it.
 
     A request whose text has no match is answered with an empty block: it is decoded plainly in that round.
-    Drafting takes microseconds, so no cost is reported for it.
+    Drafting takes some tens of microseconds a request, so no cost is reported for it.
 
     Attributes:
         info: what the scheduler needs to know about it.

@@ -26,7 +26,7 @@ class DrafterSettings(ServiceSettings):
         0.05, ge=0, description="Most seconds a draft waits for target features that are on their way."
     )
     lookup: bool = Field(
-        False, description="Whether prompt lookup drafts in place of the model where that was worth more."
+        True, description="Whether prompt lookup drafts in place of the model where that was worth more."
     )
     gamma: int | None = Field(
         None, ge=1, description="Drafts of a block of prompt-lookup; a drafter with a model has its own."
