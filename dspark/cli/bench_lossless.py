@@ -149,7 +149,13 @@ def _load_pair(args: argparse.Namespace, models: Models) -> RealPair:
 
     progress("loading the engines")
     pool_tokens = _NUM_STREAMS * _TOKENS_PER_STREAM
-    plan = EnginePlan(models.target, models.drafter, pool_tokens=pool_tokens, cache_dir=default_cache_dir())
+    plan = EnginePlan(
+        models.target,
+        models.drafter,
+        pool_tokens=pool_tokens,
+        cache_dir=default_cache_dir(),
+        with_lookup=True,
+    )
     engines = load_engines(plan)
     dtype = engines.target.info.dtype
     own = OwnForward(models.target, dtype, pool_tokens=pool_tokens, cache_dir=default_cache_dir())

@@ -12,6 +12,7 @@ from dspark.cache import default_cache_dir
 from dspark.cli.paths import is_drafter_dir, shipped_drafter_dir
 from dspark.engine.threads import quiet_thread_variables
 from dspark.errors import ConfigurationError
+from dspark.models.method import named_method
 
 if TYPE_CHECKING:
     from dspark.evaluation.tasks import TaskPrompt
@@ -36,7 +37,11 @@ class Models:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Which models."""
     parser.add_argument("--target", metavar="DIR|GGUF", help="target (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--drafter", metavar="DIR", help="drafter checkpoint (default: the shipped one)")
+    parser.add_argument(
+        "--drafter",
+        metavar="DIR|prompt-lookup",
+        help="drafter checkpoint, or drafts copied from earlier text (default: the shipped one)",
+    )
     parser.add_argument("--threads", type=positive, help="torch threads (default: torch's own choice)")
 
 
@@ -150,9 +155,13 @@ def need_drafter(models: Models) -> Path:
 
 def _drafter(args: argparse.Namespace) -> Path | None:
     if args.drafter is not None:
+        if (method := named_method(args.drafter)) is not None:
+            return method
         path = Path(args.drafter).expanduser()
         if not is_drafter_dir(path):
-            raise ConfigurationError(f"--drafter {path} holds no config.json; name a drafter checkpoint")
+            raise ConfigurationError(
+                f"--drafter {path} holds no config.json; name a drafter checkpoint, or prompt-lookup"
+            )
         return path
     shipped = shipped_drafter_dir()
     return shipped if args.target is None and is_drafter_dir(shipped) else None

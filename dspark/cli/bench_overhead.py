@@ -107,7 +107,13 @@ async def _measure(args: argparse.Namespace, models: Models) -> Report:
         progress("loading the engines of this process")
         # In a thread of their own, as a server's must be: its loop takes requests meanwhile.
         engines = load_engines(
-            EnginePlan(models.target, models.drafter, pool_tokens=pool_tokens, cache_dir=default_cache_dir()),
+            EnginePlan(
+                models.target,
+                models.drafter,
+                pool_tokens=pool_tokens,
+                cache_dir=default_cache_dir(),
+                with_lookup=True,
+            ),
             EngineWorker("engines"),
         )
         info = engines.target.info

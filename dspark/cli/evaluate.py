@@ -23,6 +23,7 @@ from dspark.cli.bench_options import (
 )
 from dspark.cli.bench_report import Report, finish, print_table, progress
 from dspark.cli.exports import write_text
+from dspark.cli.options import add_lookup_option
 from dspark.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def add_parser(subparsers: Any) -> None:
     add_model_options(parser)
     _add_prompt_options(parser)
     _add_decoding_options(parser)
+    # What is measured is the drafter.
+    add_lookup_option(parser, default="off")
     _add_sweep_options(parser)
     _add_file_options(parser)
     parser.set_defaults(run=run)
@@ -149,18 +152,21 @@ def _decode(args: argparse.Namespace) -> Results:
             drafter,
             pool_tokens=pool_tokens(prompts, plan),
             cache_dir=default_cache_dir(),
+            with_lookup=args.lookup == "on",
         )
     )
     setup = {
         "target": models.target.name,
         "drafter": drafter.name,
+        "lookup": args.lookup == "on",
         "dtype": engines.target.info.dtype,
         "tokens": args.tokens,
         "streams": args.streams,
         "seed": plan.seed,
         "limit": args.limit,
     }
-    empty = _empty_results(setup, drafter, args.tokens, prompts)
+    assert engines.drafter is not None, "a drafter was asked for"
+    empty = _empty_results(setup, drafter, engines.drafter.info.gamma, args.tokens, prompts)
     plans = pass_plans(
         list(dict.fromkeys(args.temperatures or [args.temperature])),
         sweep=args.sweep,
@@ -173,22 +179,26 @@ def _decode(args: argparse.Namespace) -> Results:
 
 
 def _empty_results(
-    setup: dict[str, Any], drafter: Path, max_new_tokens: int, prompts: Sequence[TaskPrompt]
+    setup: dict[str, Any], drafter: Path, gamma: int, max_new_tokens: int, prompts: Sequence[TaskPrompt]
 ) -> Results:
     """What is known before anything is decoded."""
     from dspark.evaluation.offline.results import Results
     from dspark.models.calibration import Calibration
     from dspark.models.config_file import read_config
+    from dspark.models.method import is_prompt_lookup
     from dspark.training.card import read_budget
 
-    config = read_config(drafter)
-    shape = {"kind": config.kind, "layers": config.num_hidden_layers, "gamma": config.gamma}
-    calibration = Calibration.read(drafter, config.gamma)
+    tasks = tuple(prompt.task for prompt in prompts)
+    if is_prompt_lookup(drafter):
+        shape = {"kind": "prompt lookup", "layers": 0, "gamma": gamma}
+        return Results(setup | shape, gamma, max_new_tokens, tasks, (), has_confidence_head=False)
+    config, calibration = read_config(drafter), Calibration.read(drafter, gamma)
+    shape = {"kind": config.kind, "layers": config.num_hidden_layers, "gamma": gamma}
     return Results(
         setup | shape | read_budget(drafter),
-        config.gamma,
+        gamma,
         max_new_tokens,
-        tuple(prompt.task for prompt in prompts),
+        tasks,
         (),
         {"greedy": calibration.greedy, "sampling": calibration.sampling},
         config.has_confidence_head,

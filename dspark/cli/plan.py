@@ -104,12 +104,15 @@ def _python(module: str) -> tuple[str, ...]:
 
 
 def _drafter_env(options: UpOptions, layout: Layout) -> dict[str, str]:
-    return {
+    env = {
         "LISTEN": layout.address("drafter"),
         "DRAFTER": str(options.drafter),
         "TARGET": str(layout.target),
         "CACHE_DIR": str(layout.cache),
     }
+    if options.lookup is not None:
+        env["LOOKUP"] = str(options.lookup).lower()
+    return env
 
 
 def _verifier_env(options: UpOptions, layout: Layout) -> dict[str, str]:

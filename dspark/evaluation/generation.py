@@ -13,13 +13,12 @@ from types import TracebackType
 import torch
 
 from dspark.decoding.types import FinishReason, GenerationRequest, TokenDelta
-from dspark.engine.draft import DraftEngine
+from dspark.engine.draft_loading import load_engine_for, tapped_layers
 from dspark.engine.target import TargetEngine
 from dspark.garbage import keep_loaded_objects
-from dspark.models.config_file import read_config
 from dspark.rounds.config import LoopConfig
 from dspark.rounds.interfaces import Drafter, RequestStore
-from dspark.rounds.local import EngineWorker, InlineWorker, LocalDrafter, LocalVerifier
+from dspark.rounds.local import DraftEngine, EngineWorker, InlineWorker, LocalDrafter, LocalVerifier
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.planner import Planner, planner_of
 from dspark.rounds.request import RequestStream
@@ -44,10 +43,11 @@ class EnginePlan:
 
     Attributes:
         target: a prepared Hugging Face directory.
-        drafter: a drafter directory, or None.
+        drafter: a drafter directory, `dspark.models.method.PROMPT_LOOKUP`, or None.
         dtype: of the target, as `TargetEngine.load` takes it; the drafter follows.
         pool_tokens: tokens the KV pages of all requests hold together.
         cache_dir: where kernels and measurements are kept.
+        with_lookup: whether prompt lookup drafts in place of a model where that was worth more.
     """
 
     target: Path
@@ -55,6 +55,7 @@ class EnginePlan:
     dtype: str = "auto"
     pool_tokens: int = 16384
     cache_dir: Path | None = None
+    with_lookup: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def load_engines(plan: EnginePlan, worker: EngineWorker | None = None) -> Engine
         ConfigurationError, ModelMismatchError: as the engines say.
     """
     worker = worker or InlineWorker()
-    layer_ids = read_config(plan.drafter).target_layer_ids if plan.drafter else ()
+    layer_ids = tapped_layers(plan.drafter) if plan.drafter else None
     target = worker.post(
         TargetEngine.load,
         plan.target,
@@ -112,12 +113,13 @@ def load_engines(plan: EnginePlan, worker: EngineWorker | None = None) -> Engine
     if plan.drafter is not None:
         is_half = target.info.dtype == "bfloat16"
         drafter = worker.post(
-            DraftEngine.load,
+            load_engine_for,
             plan.drafter,
             plan.target,
             dtype=torch.bfloat16 if is_half else torch.float32,
             pool_tokens=plan.pool_tokens,
             cache_dir=plan.cache_dir,
+            with_lookup=plan.with_lookup,
         ).result()
     keep_loaded_objects()
     return Engines(target, drafter, worker)

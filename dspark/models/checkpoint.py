@@ -20,6 +20,7 @@ from torch import Tensor
 from dspark.errors import ModelMismatchError
 from dspark.models.config import DrafterConfig
 from dspark.models.config_file import read_config, write_config
+from dspark.models.deepseek_v4 import holds_mtp, read_mtp
 from dspark.models.drafter import DSparkDrafter
 from dspark.models.fit import COPIES, check_target, check_tensors
 from dspark.models.speculators_format import is_speculators, map_from_offsets
@@ -122,6 +123,8 @@ def load_drafter(directory: Path, target: Path, *, dtype: torch.dtype = torch.bf
 
 
 def _read_weights(directory: Path) -> dict[str, Tensor]:
+    if holds_mtp(directory):
+        return read_mtp(directory)
     path = directory / WEIGHTS
     if not path.is_file():
         raise ModelMismatchError(f"{directory} holds no {WEIGHTS}")

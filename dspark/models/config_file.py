@@ -9,6 +9,7 @@ from typing import Any
 
 from dspark.errors import ModelMismatchError
 from dspark.models.config import GEMMA4, QWEN3, DrafterConfig
+from dspark.models.deepseek_v4 import is_deepseek_v4, to_deepspec
 from dspark.models.foreign import refuse_foreign
 from dspark.models.speculators_format import from_speculators
 
@@ -42,6 +43,8 @@ def read_config(directory: Path) -> DrafterConfig:
         raw: Raw = json.loads(path.read_text())
         if "speculators_model_type" in raw:
             raw = from_speculators(raw)
+        if is_deepseek_v4(raw):
+            raw = to_deepspec(raw, directory)
         refuse_foreign(raw)
         architecture = raw["architectures"][0]
         own = _READERS[architecture](raw)

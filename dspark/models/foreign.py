@@ -13,10 +13,6 @@ _FOREIGN_KEYS = {
         "a z-lab DFlash drafter, whose mask at a position predicts that very position; a DeepSpec mask "
         "predicts the next one, so these weights would draft everything one token late"
     ),
-    "dspark_block_size": (
-        "of a DeepSeek-V4, whose drafter is part of the target "
-        "(tensors `mtp.*`, with experts and hyper-connections)"
-    ),
     "ttt_length": "an Eagle3 drafter, which drafts token by token from features of its own",
 }
 

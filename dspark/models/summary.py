@@ -12,6 +12,7 @@ from dspark.errors import ModelMismatchError
 from dspark.models.checkpoint import WEIGHTS
 from dspark.models.config import DrafterConfig
 from dspark.models.config_file import read_config
+from dspark.models.deepseek_v4 import holds_mtp, read_mtp_shapes
 from dspark.models.fit import COPIES, Shape, check_target, check_tensors
 from dspark.models.speculators_format import is_speculators
 
@@ -24,11 +25,13 @@ class DrafterSummary:
         config: its shape.
         num_parameters: of its own tensors, copies of the target's rows not counted.
         copies: which of the target's rows its file holds as well.
+        is_deepseek_v4: whether its tensors have the names of DeepSeek-V4.
     """
 
     config: DrafterConfig
     num_parameters: int
     copies: tuple[str, ...]
+    is_deepseek_v4: bool = False
 
     def __str__(self) -> str:
         config = self.config
@@ -43,6 +46,8 @@ class DrafterSummary:
         ]
         if config.draft_vocab_size:
             parts.append(f"drafts {config.draft_vocab_size} of {config.vocab_size} tokens")
+        if self.is_deepseek_v4:
+            parts.append("in DeepSeek-V4's naming (mtp.*)")
         if self.copies:
             parts.append(f"with copies of {' and '.join(self.copies)}")
         return ", ".join(parts)
@@ -54,14 +59,15 @@ def summarise(directory: Path) -> DrafterSummary:
     Raises:
         ModelMismatchError: it is no drafter that can be run here; says why.
     """
-    config, shapes = read_config(directory), _read_shapes(directory / WEIGHTS)
+    config, is_v4 = read_config(directory), holds_mtp(directory)
+    shapes = read_mtp_shapes(directory) if is_v4 else _read_shapes(directory / WEIGHTS)
     if is_speculators(directory):
         shapes.pop("t2d", None)
     check_tensors(config, shapes, str(directory / WEIGHTS))
     copies = tuple(name for name in COPIES if f"{name}.weight" in shapes)
     others = {f"{name}.weight" for name in COPIES} | {"d2t"}
     num_parameters = sum(math.prod(shape) for key, shape in shapes.items() if key not in others)
-    return DrafterSummary(config, num_parameters, copies)
+    return DrafterSummary(config, num_parameters, copies, is_v4)
 
 
 def check_pair(directory: Path, target: Path) -> None:

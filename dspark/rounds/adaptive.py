@@ -74,8 +74,8 @@ class AdaptivePlanner(ABC):
         return self._guards[num_cohorts].num_to_draft(num_requests)
 
     def draft_len(self, history: DraftLength, gamma: int) -> int:
-        """As many as earlier rounds of the request made use of, and a little more."""
-        return history.next(gamma)
+        """As many as earlier rounds of the request made use of, and a little more; all if drafts are free."""
+        return gamma if self._drafts is None else history.next(gamma)
 
     def prepare(self, step: StepAhead) -> None:
         """Nothing to prepare."""

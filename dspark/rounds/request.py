@@ -160,13 +160,16 @@ class LiveRequest:
         )
 
     def can_use(self, block: DraftBlock) -> bool:
-        """Whether a block continues exactly the committed tokens and holds all that verifying it takes."""
+        """Whether a block continues exactly the committed tokens and holds all that verifying it takes.
+
+        An empty one does: the drafter is there and has nothing to propose.
+        """
         num_drafts = len(block.token_ids)
         needs_probs = self.request.sampling.acceptance is Acceptance.REJECTION
         return (
             block.epoch == self.epoch
             and block.base_committed_len == self.committed_len
-            and 0 < num_drafts == len(block.confidence)
+            and num_drafts == len(block.confidence)
             and (not needs_probs or len(block.probs) == num_drafts)
         )
 

@@ -172,7 +172,7 @@ class Round:
         asks: Mapping[str, DraftRequest],
         answer: Sequence[DraftBlock] | None,
     ) -> dict[str, DraftBlock]:
-        """The blocks of an answer that continue what was committed, by request id."""
+        """The blocks of an answer that continue what was committed; an empty one is an answer, too."""
         if answer is None:
             return {}
         by_id = {live.request_id: live for live in decoding if live.request_id in asks}
@@ -183,7 +183,7 @@ class Round:
         }
         for request_id, live in by_id.items():
             live.num_rounds_without_block = 0 if request_id in blocks else live.num_rounds_without_block + 1
-        return blocks
+        return {request_id: block for request_id, block in blocks.items() if len(block.token_ids)}
 
     def schedule(
         self, decoding: Sequence[LiveRequest], blocks: Mapping[str, DraftBlock], step: StepAhead

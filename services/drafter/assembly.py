@@ -46,15 +46,17 @@ def _load_engine(settings: DrafterSettings) -> DraftingEngine:
     # Imported in the engine's thread: torch takes seconds, and health answers meanwhile.
     import torch
 
-    from dspark.engine.draft import DraftEngine
+    from dspark.engine.draft_loading import load_engine_for
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    return DraftEngine.load(
+    return load_engine_for(
         settings.drafter,
         settings.target,
         dtype=getattr(torch, settings.dtype),
         pool_tokens=settings.pool_tokens,
         refits=settings.refit_calibration,
         cache_dir=settings.cache_dir,
+        with_lookup=settings.lookup,
+        gamma=settings.gamma,
     )

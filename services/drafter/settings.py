@@ -16,7 +16,7 @@ class DrafterSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="DRAFTER_")
 
-    drafter: Path = Field(description="Directory of the drafter checkpoint.")
+    drafter: Path = Field(description="Directory of the drafter checkpoint, or prompt-lookup.")
     target: Path = Field(description="Hugging Face directory of the target it was trained for.")
     dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Type of weights and context.")
     pool_tokens: int = Field(131072, ge=16, description="Context tokens of all requests together.")
@@ -24,6 +24,12 @@ class DrafterSettings(ServiceSettings):
     threads: int = Field(0, ge=0, description="Threads of a forward pass; 0: all cores.")
     feature_wait_s: float = Field(
         0.05, ge=0, description="Most seconds a draft waits for target features that are on their way."
+    )
+    lookup: bool = Field(
+        True, description="Whether prompt lookup drafts in place of the model where that was worth more."
+    )
+    gamma: int | None = Field(
+        None, ge=1, description="Drafts of a block of prompt-lookup; a drafter with a model has its own."
     )
     refit_calibration: bool = Field(
         True, description="Whether calibrated confidences follow what becomes of the drafts."

@@ -13,6 +13,7 @@ from pathlib import Path
 from dspark.api.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server
 from dspark.errors import ServiceUnavailableError
 from dspark.models.config_file import read_config
+from dspark.models.method import is_prompt_lookup
 from dspark.rounds.interfaces import FeatureSink
 from dspark.rounds.local import EngineWorker, LocalVerifier, TargetEngine
 from services.drafter.client import DrafterClient
@@ -43,13 +44,13 @@ async def load_verifier_service(settings: VerifierSettings) -> AsyncIterator[Ser
         path = await worker.call(_prepare, settings)
         drafter = DrafterClient(channel) if channel else None
         shape = read_shape(path)
-        layer_ids = await _layers_to_tap(settings, drafter, shape)
+        layer_ids = await layers_to_tap(settings, drafter, shape)
         engine = await worker.call(_load_engine, settings, path, layer_ids)
         sink: FeatureSink | None = None
         if drafter is not None:
             sink = pusher = FeaturePusher(
                 drafter,
-                check=layer_check(shape, layer_ids),
+                check=layer_check(shape, layer_ids or ()),
                 max_queued_bytes=settings.feature_queue_mib << 20,
             )
             tasks.append(asyncio.create_task(pusher.run(), name="the feature stream"))
@@ -66,11 +67,14 @@ async def load_verifier_service(settings: VerifierSettings) -> AsyncIterator[Ser
         worker.shutdown()
 
 
-async def _layers_to_tap(
+async def layers_to_tap(
     settings: VerifierSettings, drafter: DrafterClient | None, shape: TargetShape
-) -> tuple[int, ...]:
+) -> tuple[int, ...] | None:
+    """The layers whose outputs are sent with the token ids; None: nobody wants either."""
     if settings.target_layer_ids or drafter is None:
-        return settings.target_layer_ids
+        return settings.target_layer_ids or None
+    if settings.drafter is not None and is_prompt_lookup(settings.drafter):
+        return ()
     if settings.drafter is not None:
         config = read_config(settings.drafter)
         check_sizes(settings.drafter.name, config, shape)
@@ -94,7 +98,7 @@ def _prepare(settings: VerifierSettings) -> Path:
     return prepare_target(settings.target, settings.cache_dir or default_cache_dir())
 
 
-def _load_engine(settings: VerifierSettings, path: Path, layer_ids: tuple[int, ...]) -> TargetEngine:
+def _load_engine(settings: VerifierSettings, path: Path, layer_ids: tuple[int, ...] | None) -> TargetEngine:
     import torch
 
     from dspark.engine.target import TargetEngine as Engine

@@ -26,8 +26,8 @@ class VerifierSettings(ServiceSettings):
     )
     drafter: Path | None = Field(
         None,
-        description="Directory of the drafter's checkpoint, where this machine has it: tells which layers it "
-        "reads, so that the verifier need not wait for the drafter.",
+        description="Directory of the drafter's checkpoint, where this machine has it, or prompt-lookup: "
+        "tells which layers it reads, so that the verifier need not wait for the drafter.",
     )
     drafter_wait_s: float = Field(
         60.0,

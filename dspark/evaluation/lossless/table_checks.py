@@ -31,7 +31,7 @@ from dspark.evaluation.lossless.policies import (
 from dspark.evaluation.lossless.settings import Setting, SettingTokens, all_settings
 from dspark.evaluation.lossless.simulation import sample_outputs
 from dspark.evaluation.lossless.statistics import ERROR_RATE, sequences_p_value
-from dspark.evaluation.lossless.tables import Tables, appendix_a_tables, random_tables
+from dspark.evaluation.lossless.tables import Tables, appendix_a_tables, copying, random_tables
 from dspark.evaluation.verdict import Check
 
 # float64 sums of some thousand terms.
@@ -74,6 +74,7 @@ def table_checks(num_samples: int) -> Iterator[Check]:
     """
     for acceptance in (Acceptance.REJECTION, Acceptance.COUPLED):
         yield _sample_all(acceptance, num_samples)
+    yield _copies_are_lossless()
     yield _coupled_is_pure(num_samples)
     yield from _appendix_a(num_samples)
     for what, rule in (("a wrong residual", WRONG_RESIDUAL), ("a too lenient acceptance", TOO_LENIENT)):
@@ -126,6 +127,14 @@ def _sample_all(acceptance: Acceptance, num_samples: int) -> Check:
     found = f"smallest p {smallest:.2g} of {len(p_values)}"
     name = f"tables: distribution by chi-square, {acceptance.value}"
     return Check(name, found, f">= {bound:.1g}", smallest >= bound)
+
+
+def _copies_are_lossless() -> Check:
+    """Drafts of prompt lookup, whose distributions are point masses, under rejection and every policy."""
+    tables = copying(_tables(_PLAIN))
+    variants = [one for named in shipped_policies(tables.gamma).values() for one in named.values()]
+    gap = max(enumeration_gap(tables, policy, _NUM_TOKENS) for policy in variants)
+    return Check("tables: distribution with copied drafts", f"gap {gap:.1e}", f"<= {EXACT:g}", gap <= EXACT)
 
 
 def _coupled_is_pure(num_samples: int) -> Check:

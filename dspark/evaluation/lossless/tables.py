@@ -6,7 +6,7 @@ The prompt is empty: an output begins where the sequence does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -20,6 +20,8 @@ from dspark.decoding.types import SamplingParams, SparseProbs
 from dspark.evaluation.lossless.definition import adjusted_by_definition
 
 Prefix = tuple[int, ...]
+# A logit beside which those of 0 have no probability in float64.
+_SURE = 1000.0
 # Logits after a prefix, [V] for the target and [Vd] for the drafter.
 Logits = Callable[[Prefix], Tensor]
 
@@ -121,6 +123,16 @@ def random_tables(seed: int, sampling: SamplingParams, *, vocab_size: int = 4, g
         confidence=lambda prefix: float(confidence[row(prefix)]),
         sampling=sampling,
     )
+
+
+def copying(tables: Tables) -> Tables:
+    """The same with a drafter that copies: each of its distributions is one token, the likeliest before."""
+
+    def logits(prefix: Prefix) -> Tensor:
+        drafted = tables.draft_logits(prefix)
+        return torch.where(torch.arange(len(drafted)) == drafted.argmax(), _SURE, 0.0)
+
+    return replace(tables, draft_logits=logits)
 
 
 def appendix_a_tables() -> Tables:

@@ -44,3 +44,9 @@ def test_the_doctor_says_why_a_pair_does_not_work(pair, changes, topic, problem,
     assert main(["doctor", "--target", target, "--drafter", str(tmp_path)]) == 1
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"! {topic}")]
     assert problem in line
+
+
+def test_the_doctor_says_what_prompt_lookup_is(pair, capsys):
+    target, _ = pair
+    main(["doctor", "--target", target, "--drafter", "prompt-lookup"])
+    assert "is          drafts copied from earlier text of the same request" in capsys.readouterr().out

@@ -5,6 +5,7 @@ import pytest
 from dspark.cli import options as options_module
 from dspark.cli.options import UpOptions, add_up_options, read_options
 from dspark.errors import ConfigurationError
+from dspark.models.method import PROMPT_LOOKUP
 
 
 def _read(*arguments: str) -> UpOptions:
@@ -59,6 +60,7 @@ def test_settings_of_a_service_become_text(config):
         ("port = true\n", "port must be a whole number"),
         ("port = 70000\n", "port must lie between 1 and 65535"),
         ('policy = "fast"\n', "policy must be one of auto, early-stop"),
+        ('lookup = "yes"\n', "lookup must be on or off"),
         ("[settings.router]\nx = 1\n", "must be among drafter"),
         ("[settings]\nverifier = 1\n", r"\[settings.verifier\] must hold"),
         ("port = \n", "is not valid TOML"),
@@ -94,6 +96,13 @@ def test_another_target_gets_no_drafter_unless_one_is_named(tmp_path):
     assert "--drafter" in options.drafter_note
     assert options.model_name == tmp_path.name
     assert _read("--target", str(tmp_path), "--drafter", str(drafter)).drafter == drafter
+
+
+def test_prompt_lookup_is_a_drafter_for_any_target(tmp_path):
+    assert _read("--drafter", "prompt-lookup", "--target", str(tmp_path)).drafter == PROMPT_LOOKUP
+    assert _read().lookup is None
+    assert _read("--lookup", "on").lookup is True
+    assert _read("--lookup", "off").lookup is False
 
 
 def test_without_a_shipped_drafter_the_default_target_runs_without_one(tmp_path, monkeypatch):

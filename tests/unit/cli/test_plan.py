@@ -6,6 +6,7 @@ import pytest
 
 from dspark.cli.options import UpOptions
 from dspark.cli.plan import Layout, prepare_spec, service_specs, store_spec
+from dspark.models.method import PROMPT_LOOKUP
 
 LAYOUT = Layout(runtime=Path("/run/d"), cache=Path("/cache"), target=Path("/cache/smol"))
 WITH_DRAFTER = UpOptions(drafter=Path("/drafters/smol"))
@@ -32,6 +33,13 @@ def test_services_find_each_other_over_sockets_in_the_runtime_directory():
     assert env["SCHEDULER_LISTEN"] == env["GATEWAY_SCHEDULER_ADDRESS"]
     assert env["SCHEDULER_REDIS_URL"] == "unix:///run/d/store.sock"
     assert env["GATEWAY_HOST"] == "127.0.0.1"
+
+
+def test_prompt_lookup_is_told_to_both_engines_and_its_assistance_to_the_drafter():
+    env = _env(UpOptions(drafter=PROMPT_LOOKUP))
+    assert env["VERIFIER_DRAFTER"] == env["DRAFTER_DRAFTER"] == "prompt-lookup"
+    assert "DRAFTER_LOOKUP" not in env
+    assert _env(dataclasses.replace(WITH_DRAFTER, lookup=True))["DRAFTER_LOOKUP"] == "true"
 
 
 def test_without_a_drafter_nobody_waits_for_one():

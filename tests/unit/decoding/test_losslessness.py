@@ -155,6 +155,27 @@ def test_by_enumeration_the_output_is_distributed_as_the_target(tables, policy):
         assert found[sequence] == pytest.approx(prob, abs=1e-12)
 
 
+def with_point_masses(tables: Tables) -> Tables:
+    """The same target with a drafter that copies: all of its distribution is one token."""
+    sure = {
+        prefix: [1000.0 * (place == int(np.argmax(row))) for place in range(len(row))]
+        for prefix, row in tables.draft.items()
+    }
+    return Tables(tables.target, sure, tables.token_map.tolist(), tables.gamma, tables.sampling)
+
+
+@given(tables=tables(), policy=st.sampled_from(POLICIES))
+@settings(max_examples=15, deadline=None)
+def test_by_enumeration_copied_drafts_leave_the_distribution_as_it_is(tables, policy):
+    copied = with_point_masses(tables)
+    assert [one.probs.tolist() for _, _, supports in blocks(copied, ()) for one in supports] == [
+        [1.0]
+    ] * copied.gamma
+    found = speculative_distribution(copied, policy, 3)
+    for sequence, prob in target_distribution(copied, 3).items():
+        assert found[sequence] == pytest.approx(prob, abs=1e-12)
+
+
 def random_tables(seed: int, sampling: SamplingParams) -> Tables:
     rng = np.random.default_rng(seed)
     prefixes = [p for length in range(3) for p in product(range(4), repeat=length)]
@@ -239,6 +260,12 @@ def assert_distributed(samples: list[Prefix], expected: dict[Prefix, float]) -> 
 )
 def test_by_sampling_the_output_is_distributed_as_the_target(sampling, policy):
     tables = random_tables(7, sampling)
+    assert_distributed(sample(tables, policy, 3, range(2500)), target_distribution(tables, 3))
+
+
+@pytest.mark.parametrize("policy", [FIXED[3], early_stop(CURVES[1])], ids=["full", "early-stop"])
+def test_by_sampling_copied_drafts_leave_the_distribution_as_it_is(policy):
+    tables = with_point_masses(random_tables(7, SamplingParams()))
     assert_distributed(sample(tables, policy, 3, range(2500)), target_distribution(tables, 3))
 
 

@@ -14,7 +14,7 @@ from dspark.evaluation.lossless.policies import APPENDIX_A_CURVE, fixed, retrosp
 from dspark.evaluation.lossless.real_pair import RealPair
 from dspark.evaluation.lossless.statistics import ERROR_RATE
 from dspark.evaluation.lossless.table_checks import EXACT, enumeration_gap, sampling_p_value
-from dspark.evaluation.lossless.tables import appendix_a_tables, random_tables
+from dspark.evaluation.lossless.tables import appendix_a_tables, copying, random_tables
 from dspark.evaluation.threads import one_thread
 from dspark.rounds.policies import POLICIES
 
@@ -29,6 +29,13 @@ SHIPPED = {
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_policy_that_ships_gives_exactly_the_targets_distribution(name):
     assert enumeration_gap(TABLES, SHIPPED[name], 3) < EXACT
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_copied_drafts_leave_the_targets_distribution_under_every_policy(name):
+    copied = copying(TABLES)
+    assert copied.draft_probs(()).probs.tolist() == [1.0]
+    assert enumeration_gap(copied, SHIPPED[name], 3) < EXACT
 
 
 def test_every_policy_that_takes_sampled_requests_is_enumerated():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from loop_rig import Rig, foreign, read, rest_of
 
-from dspark.decoding.types import FinishReason
+from dspark.decoding.types import DraftBlock, FinishReason
 from dspark.errors import (
     ContextTooLongError,
     DeadlineError,
@@ -90,6 +91,23 @@ async def test_a_block_for_another_base_or_epoch_is_dropped():
         tokens, _, _ = await read(loop.submit(greedy_request("a")))
         assert loop.stats.counters.num_draft_tokens == 0
     assert tokens == continuation((1, 2, 3), 20)
+
+
+async def test_a_drafter_that_has_nothing_to_propose_is_no_failed_one():
+    rig = Rig(rounds_before_resync=3)
+    rig.drafter._block = lambda request: DraftBlock(
+        request.request_id,
+        request.epoch,
+        request.base_committed_len,
+        np.zeros(0, dtype=np.int32),
+        np.zeros(0, dtype=np.float32),
+    )
+    async with rig.running() as loop:
+        tokens, *_ = await read(loop.submit(greedy_request("a", (5, 6, 7), 40)))
+    assert tokens == continuation((5, 6, 7), 40)
+    assert rig.store.epochs["a"] == 1, "never prefilled anew"
+    counters = loop.stats.counters
+    assert (counters.num_plain_rounds, counters.num_proposed_tokens) == (39, 0)
 
 
 async def test_a_restarted_verifier_is_given_all_requests_anew():

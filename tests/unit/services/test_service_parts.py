@@ -14,16 +14,19 @@ from dspark.engine.threads import quiet_thread_variables
 from dspark.errors import ConfigurationError, ModelMismatchError
 from gateway.settings import GatewaySettings
 from services.drafter.arrivals import FeatureArrivals
+from services.drafter.client import DrafterClient
 from services.drafter.settings import DrafterSettings
 from services.drafter.wire import info_from_pb, info_to_pb
-from services.runtime.channel import check_address
+from services.runtime.channel import check_address, open_channel
 from services.runtime.idle import IdleRequests
 from services.runtime.settings import check_names, read_settings
 from services.scheduler.breaker import CircuitBreaker
 from services.scheduler.settings import SchedulerSettings
+from services.verifier.assembly import layers_to_tap
 from services.verifier.pairing import TargetShape, check_sizes, layer_check, read_shape
 from services.verifier.settings import VerifierSettings
 from tests.fakes import FakeClock
+from tests.feature_batches import feature_batch
 
 GREEDY = SamplingParams(acceptance=Acceptance.GREEDY)
 
@@ -103,7 +106,7 @@ def test_thread_variables_the_user_has_set_stay() -> None:
 
 
 def features(start: int, num_rows: int, *, epoch: int = 1) -> FeatureBatch:
-    return FeatureBatch("r", epoch, start, np.zeros((num_rows, 2), np.float32))
+    return feature_batch("r", epoch, start, np.zeros((num_rows, 2), np.float32))
 
 
 def ask(base: int, *, epoch: int = 1) -> DraftRequest:
@@ -212,6 +215,13 @@ def test_a_drafter_that_reads_the_embedding_says_so_on_the_wire() -> None:
     info = drafter(target_layer_ids=(-1, 3))
     check_sizes("d", info, SHAPE)
     assert info_from_pb(info_to_pb(info)) == info
+
+
+async def test_a_verifier_sends_prompt_lookup_token_ids_alone_and_waits_for_nobody() -> None:
+    settings = VerifierSettings(listen="unix:v", drafter_address="unix:d", drafter="prompt-lookup")
+    async with open_channel(settings.drafter_address) as channel:
+        assert await layers_to_tap(settings, DrafterClient(channel), SHAPE) == ()
+    assert await layers_to_tap(settings, None, SHAPE) is None
 
 
 def test_a_drafter_that_reads_other_layers_needs_a_restart() -> None:
