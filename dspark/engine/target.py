@@ -148,7 +148,7 @@ class TargetEngine:
             path: as `prepare_target` returns it.
             dtype: "auto", "bfloat16", "float32" or "float64".
             target_layer_ids: decoder layers whose outputs are handed to the drafter, with the token ids; -1:
-                the embedding. Empty: it wants the ids alone. None: there is no drafter, nothing is handed out.
+                the embedding. Empty: it wants the ids alone. None: there is no drafter, nothing is given.
             pool_tokens: tokens the KV pages of all requests hold together.
             cache_dir: where built kernels and measurements are kept.
             measure: whether to check exactness and measure steps; off, `info` says nothing of them.
