@@ -34,10 +34,12 @@ class DrafterSummary:
         taps = ",".join(map(str, config.target_layer_ids))
         parts = [
             f"{config.kind} ({config.architecture})",
-            f"{config.num_hidden_layers} layers",
+            f"{config.num_hidden_layers} layers" if config.num_hidden_layers > 1 else "1 layer",
             f"gamma {config.gamma}",
             describe_heads(config),
-            f"taps {taps} of {config.num_target_layers} layers",
+            "reads the last hidden state"
+            if config.reads_last_state
+            else f"taps {taps} of {config.num_target_layers} layers",
             f"{self.num_parameters / 1e6:.1f} M parameters",
         ]
         if config.draft_vocab_size:
@@ -72,6 +74,8 @@ def check_pair(directory: Path, target: Path) -> None:
 
 def describe_heads(config: DrafterConfig) -> str:
     """The heads in words."""
+    if config.is_chain:
+        return "one draft per call (confidence is the probability of the best draft)"
     markov = (
         f"{config.markov_head_type} Markov head of rank {config.markov_rank}"
         if config.markov_rank
