@@ -10,14 +10,13 @@ import torch
 
 from dspark.engine.loading import load_target
 from dspark.models.checkpoint import save_drafter
-from dspark.models.drafter import DSparkDrafter
+from dspark.models.drafter import Drafter
 from dspark.training.calibrate import calibrate
 from dspark.training.card import write_card
 from dspark.training.features import FeatureCache
 from dspark.training.metrics import MetricsLog
 from dspark.training.pipeline import (
     DataPlan,
-    DrafterPlan,
     Report,
     cache_features,
     collect_samples,
@@ -27,6 +26,7 @@ from dspark.training.pipeline import (
     training_engine,
 )
 from dspark.training.recipe import Recipe
+from dspark.training.shapes import DrafterPlan
 from dspark.training.trainer import Trainer, TrainerConfig
 from dspark.training.world import World, join_world
 
@@ -161,7 +161,7 @@ def _make_features(plan: RunPlan, config: Any, report: Report) -> None:
 
 def _export(
     plan: RunPlan,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     held_out: list[Any],
     metrics: dict[str, float],
     cache: FeatureCache,

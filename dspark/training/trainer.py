@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark.errors import ConfigurationError
-from dspark.models.drafter import DSparkDrafter
+from dspark.models.drafter import Drafter
 from dspark.training.blocks import BlockBatch, BlockSampler
 from dspark.training.fused_loss import FusedLoss, load_fused_loss
 from dspark.training.metrics import MetricsLog
@@ -49,7 +49,7 @@ class TrainerConfig:
 class Objective(nn.Module):
     """`run_blocks` as a module, so that torch can average its gradients over processes."""
 
-    def __init__(self, drafter: DSparkDrafter, recipe: Recipe, fused: FusedLoss | None) -> None:
+    def __init__(self, drafter: Drafter, recipe: Recipe, fused: FusedLoss | None) -> None:
         super().__init__()
         self.drafter = drafter
         self._recipe, self._fused = recipe, fused
@@ -72,7 +72,7 @@ class Trainer:
 
     def __init__(
         self,
-        drafter: DSparkDrafter,
+        drafter: Drafter,
         sampler: BlockSampler,
         held_out: list[BlockBatch],
         config: TrainerConfig,
@@ -109,6 +109,8 @@ class Trainer:
         recipe = asdict(self._config.recipe)
         weights = recipe.pop("loss")
         flat = {**recipe, **weights, "micro_batches": self._config.micro_batches, **self._sampler.identity()}
+        if self._drafter.config.is_chain:  # runs of blocks never named theirs
+            flat["architecture"] = self._drafter.config.architecture
         return {key: str(value) for key, value in flat.items()}
 
     def resume(self) -> bool:
