@@ -216,17 +216,25 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class FeatureBatch:
-    """Verifier to drafter: hidden states of committed tokens at the tapped layers.
+    """Verifier to drafter: committed tokens and their hidden states at the tapped layers.
 
     Attributes:
-        start: absolute position of the first row.
-        features: [T, L*H], uint16 words of bfloat16 or float32, one row per token.
+        start: absolute position of the first token.
+        token_ids: [T]. All batches of a request together hold what is committed before the anchor.
+        features: [T, L*H], uint16 words of bfloat16 or float32, one row per token; of width 0 where the
+            drafter taps no layers.
     """
 
     request_id: str
     epoch: int
     start: int
+    token_ids: TokenIds
     features: npt.NDArray[np.generic]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of both arrays."""
+        return self.token_ids.nbytes + self.features.nbytes
 
 
 @dataclass(frozen=True, slots=True)

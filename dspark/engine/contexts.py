@@ -19,6 +19,8 @@ Words = npt.NDArray[np.generic]
 class DraftContext:
     """The context of one request: positions start .. start + num_computed in pages, then `pending`.
 
+    The token ids of all these positions are kept, so what stands before the anchor is known.
+
     A drafter that lost its past starts at a later position; it then sees less context and drafts a little
     worse, which costs speed and never correctness.
     """
@@ -29,6 +31,8 @@ class DraftContext:
     # rows whose keys and values are in the pages
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)
+    # of the positions start .. end
+    token_ids: list[int] = field(default_factory=list)
     # rows that arrived since, each [t, L*H] as words of `dspark.engine.taps`
     pending: list[Words] = field(default_factory=list)
     # their sum
@@ -38,10 +42,11 @@ class DraftContext:
     is_in_use: bool = False
     last_block: PastBlock | None = None
 
-    def add(self, rows: Words) -> None:
-        """Keep rows that follow on what is here."""
-        self.pending.append(rows)
-        self.num_pending += len(rows)
+    def add(self, batch: FeatureBatch) -> None:
+        """Keep rows and token ids that follow on what is here."""
+        self.token_ids += batch.token_ids.tolist()
+        self.pending.append(batch.features)
+        self.num_pending += len(batch.features)
 
     def settle(self, num_computed: int, pending: Sequence[Words] = ()) -> None:
         """Hold so many rows in pages, and those that wait."""
@@ -79,7 +84,7 @@ class ContextTable:
             context = self._contexts[batch.request_id] = DraftContext(batch.epoch, batch.start)
         elif batch.start < context.end:
             _truncate(context, batch.start)
-        context.add(batch.features)
+        context.add(batch)
 
     def ready(self, request: DraftRequest) -> DraftContext | None:
         """The context, if it ends exactly before the anchor of the request."""
@@ -128,8 +133,9 @@ class ContextTable:
 
 
 def _truncate(context: DraftContext, position: int) -> None:
-    """Drop features from the absolute `position` on (the verifier computed them again)."""
+    """Drop what stands from the absolute `position` on (the verifier computed it again)."""
     keep = position - context.start
+    del context.token_ids[keep:]
     if keep <= context.num_computed:
         context.settle(keep)
         return

@@ -264,6 +264,7 @@ class DraftEngine:
     def measure(self) -> tuple[tuple[int, float], ...]:
         """Seconds of one draft by number of slots, the fastest of some, at a middling context."""
         width = len(self._config.target_layer_ids) * self._config.hidden_size
+        token_ids = np.zeros(_COST_CONTEXT, dtype=np.int32)
         features = np.zeros((_COST_CONTEXT, width), dtype=np.float32)
         sampling = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
         points = []
@@ -272,7 +273,7 @@ class DraftEngine:
             names = [f"measure-{number}" for number in range(size)]
             requests = [DraftRequest(name, 1, _COST_CONTEXT + 1, 1, sampling, num_slots) for name in names]
             for name in names:
-                self.push(FeatureBatch(name, 1, 0, features))
+                self.push(FeatureBatch(name, 1, 0, token_ids, features))
             seconds = []
             for _ in range(_COST_REPEATS + 1):
                 started = time.perf_counter()

@@ -48,14 +48,14 @@ class TargetEngine:
         target: LoadedTarget,
         pool: PagePool,
         *,
-        has_taps: bool = False,
+        feeds_drafter: bool = False,
         info: VerifierInfo | None = None,
         dtype_reason: str = "asked for",
     ) -> None:
         self.dtype_reason = dtype_reason
         self._target = target
         self._pool = pool
-        self._has_taps = has_taps
+        self._feeds_drafter = feeds_drafter
         self._find_best = pool.kernels.best_two if pool.kernels is not None else argmax_with_margin
         self.info = info or describe(target, pool)
         self._limits = Limits(self.info.max_context_len, self.info.vocab_size)
@@ -88,8 +88,8 @@ class TargetEngine:
         """One ragged forward pass over all items.
 
         Returns:
-            One outcome per item, and the features of the positions that were computed and are committed:
-            those of a prefill chunk, or of the anchor and the accepted drafts.
+            One outcome per item, and token ids and features of the positions that were computed and are
+            committed: those of a prefill chunk, or of the anchor and the accepted drafts.
 
         Raises:
             InvalidRequestError, ContextTooLongError: an item is wrong; nothing was computed.
@@ -101,7 +101,7 @@ class TargetEngine:
         features: list[FeatureBatch] = []
         if batch.segments:
             verdicts, taps = self._forward(batch)
-            words = feature_words(taps) if self._has_taps else None
+            words = feature_words(taps) if self._feeds_drafter else None
             judged = iter(verdicts)
             for segment in batch.segments:
                 verdict = next(judged) if segment.num_logits else None
@@ -137,7 +137,7 @@ class TargetEngine:
         path: Path,
         *,
         dtype: str = "auto",
-        target_layer_ids: Sequence[int] = (),
+        target_layer_ids: Sequence[int] | None = None,
         pool_tokens: int = 65536,
         cache_dir: Path | None = None,
         measure: bool = True,
@@ -147,7 +147,8 @@ class TargetEngine:
         Args:
             path: as `prepare_target` returns it.
             dtype: "auto", "bfloat16", "float32" or "float64".
-            target_layer_ids: decoder layers whose outputs are handed to the drafter.
+            target_layer_ids: decoder layers whose outputs are handed to the drafter, with the token ids.
+                Empty: it wants the token ids alone. None: there is no drafter, nothing is handed out.
             pool_tokens: tokens the KV pages of all requests hold together.
             cache_dir: where built kernels and measurements are kept.
             measure: whether to check exactness and measure steps; off, `info` says nothing of them.
@@ -160,12 +161,20 @@ class TargetEngine:
         check_directory(path)
         measurements = Measurements(path, cache)
         choice = choose_dtype(dtype, path, measurements=measurements, cache_dir=cache)
-        target = load_target(path, dtype=choice.dtype, target_layer_ids=target_layer_ids, cache_dir=cache)
+        target = load_target(
+            path, dtype=choice.dtype, target_layer_ids=target_layer_ids or (), cache_dir=cache
+        )
         pool = make_pool(target, pool_tokens, cache)
         info = describe(target, pool)
         if measure:
             info = measured(info, target, pool, measurements)
-        return cls(target, pool, has_taps=bool(target_layer_ids), info=info, dtype_reason=choice.reason)
+        return cls(
+            target,
+            pool,
+            feeds_drafter=target_layer_ids is not None,
+            info=info,
+            dtype_reason=choice.reason,
+        )
 
 
 def make_pool(target: LoadedTarget, pool_tokens: int, cache_dir: Path) -> PagePool:
@@ -212,4 +221,5 @@ def _features(segment: Segment, verdict: Verdict | None, words: npt.NDArray[np.g
     is_verify = segment.drafts is not None and verdict is not None
     num_rows = verdict.num_accepted + 1 if is_verify and verdict is not None else segment.num_rows
     rows = words[segment.first_row : segment.first_row + num_rows]
-    return FeatureBatch(segment.held.request_id, segment.held.epoch, segment.start, rows)
+    token_ids = np.array(segment.token_ids[:num_rows], dtype=np.int32)
+    return FeatureBatch(segment.held.request_id, segment.held.epoch, segment.start, token_ids, rows)

@@ -99,7 +99,7 @@ def load_engines(plan: EnginePlan, worker: EngineWorker | None = None) -> Engine
         ConfigurationError, ModelMismatchError: as the engines say.
     """
     worker = worker or InlineWorker()
-    layer_ids = read_config(plan.drafter).target_layer_ids if plan.drafter else ()
+    layer_ids = read_config(plan.drafter).target_layer_ids if plan.drafter else None
     target = worker.post(
         TargetEngine.load,
         plan.target,

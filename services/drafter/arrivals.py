@@ -21,7 +21,7 @@ class FeatureArrivals:
     def note(self, batches: Iterable[FeatureBatch]) -> None:
         """Take note of features the engine has taken, and wake those who wait."""
         for batch in batches:
-            self._ends[batch.request_id] = (batch.epoch, batch.start + len(batch.features))
+            self._ends[batch.request_id] = (batch.epoch, batch.start + len(batch.token_ids))
             self._given_up.discard(batch.request_id)
         self._next.set()
         self._next = asyncio.Event()

@@ -51,5 +51,5 @@ def observe_draft(draft: TimedDraft, *, num_requests: int, total_s: float) -> No
 
 def observe_features(batches: Sequence[FeatureBatch]) -> None:
     """Take note of features that arrived."""
-    FEATURE_ROWS.inc(sum(len(batch.features) for batch in batches))
-    FEATURE_BYTES.inc(sum(batch.features.nbytes for batch in batches))
+    FEATURE_ROWS.inc(sum(len(batch.token_ids) for batch in batches))
+    FEATURE_BYTES.inc(sum(batch.num_bytes for batch in batches))

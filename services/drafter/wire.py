@@ -137,7 +137,12 @@ def features_to_pb(batches: Sequence[FeatureBatch]) -> drafter_pb2.PushFeaturesR
     """Features of one step as a message."""
     request = drafter_pb2.PushFeaturesRequest()
     for batch in batches:
-        message = request.batches.add(request_id=batch.request_id, epoch=batch.epoch, start=batch.start)
+        message = request.batches.add(
+            request_id=batch.request_id,
+            epoch=batch.epoch,
+            start=batch.start,
+            token_ids=batch.token_ids.tolist(),
+        )
         write_tensor(batch.features, message.features)
     return request
 
@@ -146,7 +151,7 @@ def features_from_pb(message: drafter_pb2.PushFeaturesRequest) -> list[FeatureBa
     """The inverse. The arrays are copies, as torch takes writable memory only.
 
     Raises:
-        InvalidRequestError: features that are no matrix.
+        InvalidRequestError: features that are no matrix with a row for each token id.
     """
     return [_features_from_pb(batch) for batch in message.batches]
 
@@ -158,4 +163,11 @@ def _features_from_pb(batch: drafter_pb2.FeatureBatch) -> FeatureBatch:
             f"features of {batch.request_id!r} have {features.ndim} dimensions; send [T, L*H]",
             "features",
         )
-    return FeatureBatch(batch.request_id, batch.epoch, batch.start, features.copy())
+    if len(batch.token_ids) != len(features):
+        raise InvalidRequestError(
+            f"{len(features)} features of {batch.request_id!r} came with {len(batch.token_ids)} token_ids; "
+            "verifier and drafter are of different versions",
+            "token_ids",
+        )
+    token_ids = token_ids_from_pb(batch.token_ids)
+    return FeatureBatch(batch.request_id, batch.epoch, batch.start, token_ids, features.copy())

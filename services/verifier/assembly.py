@@ -49,7 +49,7 @@ async def load_verifier_service(settings: VerifierSettings) -> AsyncIterator[Ser
         if drafter is not None:
             sink = pusher = FeaturePusher(
                 drafter,
-                check=layer_check(shape, layer_ids),
+                check=layer_check(shape, layer_ids or ()),
                 max_queued_bytes=settings.feature_queue_mib << 20,
             )
             tasks.append(asyncio.create_task(pusher.run(), name="the feature stream"))
@@ -68,9 +68,10 @@ async def load_verifier_service(settings: VerifierSettings) -> AsyncIterator[Ser
 
 async def _layers_to_tap(
     settings: VerifierSettings, drafter: DrafterClient | None, shape: TargetShape
-) -> tuple[int, ...]:
+) -> tuple[int, ...] | None:
+    """The layers whose outputs are sent with the token ids; None: nobody wants either."""
     if settings.target_layer_ids or drafter is None:
-        return settings.target_layer_ids
+        return settings.target_layer_ids or None
     if settings.drafter is not None:
         config = read_config(settings.drafter)
         check_sizes(settings.drafter.name, config, shape)
@@ -94,7 +95,7 @@ def _prepare(settings: VerifierSettings) -> Path:
     return prepare_target(settings.target, settings.cache_dir or default_cache_dir())
 
 
-def _load_engine(settings: VerifierSettings, path: Path, layer_ids: tuple[int, ...]) -> TargetEngine:
+def _load_engine(settings: VerifierSettings, path: Path, layer_ids: tuple[int, ...] | None) -> TargetEngine:
     import torch
 
     from dspark.engine.target import TargetEngine as Engine

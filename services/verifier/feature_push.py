@@ -129,11 +129,11 @@ def _grouped(batches: Sequence[FeatureBatch]) -> list[_Group]:
     packed: list[FeatureBatch] = []
     num_bytes = 0
     for batch in _cut(batches):
-        if packed and num_bytes + batch.features.nbytes > _MAX_GROUP_BYTES:
+        if packed and num_bytes + batch.num_bytes > _MAX_GROUP_BYTES:
             groups.append(_Group(packed, num_bytes))
             packed, num_bytes = [], 0
         packed.append(batch)
-        num_bytes += batch.features.nbytes
+        num_bytes += batch.num_bytes
     groups.append(_Group(packed, num_bytes))
     return groups
 
@@ -141,13 +141,20 @@ def _grouped(batches: Sequence[FeatureBatch]) -> list[_Group]:
 def _cut(batches: Sequence[FeatureBatch]) -> list[FeatureBatch]:
     cut: list[FeatureBatch] = []
     for batch in batches:
-        num_rows = len(batch.features)
-        rows_each = max(1, _MAX_GROUP_BYTES * num_rows // max(1, batch.features.nbytes))
+        num_rows = len(batch.token_ids)
+        rows_each = max(1, _MAX_GROUP_BYTES * num_rows // max(1, batch.num_bytes))
         if num_rows <= rows_each:
             cut.append(batch)
             continue
-        cut.extend(
-            replace(batch, start=batch.start + first, features=batch.features[first : first + rows_each])
-            for first in range(0, num_rows, rows_each)
-        )
+        cut.extend(_rows(batch, first, first + rows_each) for first in range(0, num_rows, rows_each))
     return cut
+
+
+def _rows(batch: FeatureBatch, first: int, last: int) -> FeatureBatch:
+    """Tokens [first, last) of a batch."""
+    return replace(
+        batch,
+        start=batch.start + first,
+        token_ids=batch.token_ids[first:last],
+        features=batch.features[first:last],
+    )

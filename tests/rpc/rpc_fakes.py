@@ -31,6 +31,7 @@ from services.verifier.feature_push import FeaturePusher
 from services.verifier.servicer import SERVICE_NAME as VERIFIER_NAME
 from services.verifier.servicer import VerifierServicer
 from tests.fakes import FakeDrafter, FakeVerifier
+from tests.feature_batches import feature_batch
 
 
 def socket_address(folder: Path, name: str) -> str:
@@ -87,7 +88,7 @@ class FeatureTap:
 
     def learn(self, request_id: str, epoch: int, start: int, end: int) -> None:
         if end > start:
-            self.sink.push([FeatureBatch(request_id, epoch, start, np.zeros((end - start, 8), np.uint16))])
+            self.sink.push([feature_batch(request_id, epoch, start, np.zeros((end - start, 8), np.uint16))])
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from services.drafter.client import DrafterClient
 from services.runtime.channel import open_channel
 from services.verifier.feature_push import FeaturePusher
 from tests.fakes import FakeVerifier, greedy_request
+from tests.feature_batches import feature_batch
 from tests.rpc.rpc_fakes import FakeDraftEngine, drafter_service, feature_pusher, socket_address, until
 
 PROMPT = (5, 6, 7, 8)
@@ -36,7 +37,7 @@ async def engine() -> FakeDraftEngine:
 
 
 def features(request_id: str, *, start: int = 0, end: int = 3) -> FeatureBatch:
-    return FeatureBatch(request_id, 1, start, np.ones((end - start, 8), np.uint16))
+    return feature_batch(request_id, 1, start, np.ones((end - start, 8), np.uint16))
 
 
 def ask(request_id: str, *, epoch: int = 1) -> DraftRequest:
@@ -143,17 +144,17 @@ async def test_features_flow_again_after_the_drafter_restarted(address: str, eng
 
 async def test_a_drafter_that_is_away_costs_memory_up_to_the_bound_and_no_time(address: str) -> None:
     one = features("a")
-    async with feature_pusher(address, max_queued_bytes=3 * one.features.nbytes) as pusher:
+    async with feature_pusher(address, max_queued_bytes=3 * one.num_bytes) as pusher:
         for position in range(10):
             pusher.push([features("a", start=position, end=position + 3)])
         await until(lambda: pusher.num_dropped == 7)
         assert [group.batches[0].start for group in pusher._queue] == [7, 8, 9]
-        assert pusher._queued_bytes == 3 * one.features.nbytes
+        assert pusher._queued_bytes == 3 * one.num_bytes
 
 
 async def test_large_features_travel_in_several_messages(address: str, engine: FakeDraftEngine) -> None:
     engine_rows = 3000
-    batch = FeatureBatch("a", 1, 0, np.zeros((engine_rows, 4096), np.uint16))
+    batch = feature_batch("a", 1, 0, np.zeros((engine_rows, 4096), np.uint16))
     async with drafter_service(engine, address), feature_pusher(address) as pusher:
         pusher.push([batch, features("b")])
         await until(lambda: engine.knows("a") == engine_rows and engine.knows("b") == 3)

@@ -17,7 +17,6 @@ from dspark.decoding.types import (
     DraftBlock,
     DrafterInfo,
     DraftRequest,
-    FeatureBatch,
     FinishReason,
     GenerationRequest,
     OpenRequest,
@@ -41,6 +40,7 @@ from services.runtime import wire
 from services.scheduler import wire as scheduler_wire
 from services.scheduler.info import SchedulerInfo, SpeculationCounters
 from services.verifier import wire as verifier_wire
+from tests.feature_batches import feature_batch
 
 
 def given(*strategies):
@@ -167,10 +167,15 @@ def test_draft_blocks(request_id, epoch, base, block, data) -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32, np.float16, np.float64, np.int32])
 def test_features_keep_their_type_and_can_be_given_to_torch(dtype: type) -> None:
-    sent = [FeatureBatch("r", 7, 3, np.arange(6).reshape(2, 3).astype(dtype))]
+    sent = [feature_batch("r", 7, 3, np.arange(6).reshape(2, 3).astype(dtype))]
     back = drafter_wire.features_from_pb(over_the_wire(drafter_wire.features_to_pb(sent)))
     assert same(back, sent)
     assert back[0].features.flags.writeable
+
+
+def test_token_ids_travel_where_no_layer_is_tapped() -> None:
+    sent = [feature_batch("r", 7, 3, np.zeros((2, 0), np.uint16))]
+    assert same(drafter_wire.features_from_pb(over_the_wire(drafter_wire.features_to_pb(sent))), sent)
 
 
 @given(
@@ -330,6 +335,18 @@ def probs_message(num_ids: int, num_probs: int) -> common_pb2.SparseProbs:
                 ]
             ),
             "features",
+        ),
+        (
+            drafter_wire.features_from_pb,
+            drafter_pb2.PushFeaturesRequest(
+                batches=[
+                    drafter_pb2.FeatureBatch(
+                        token_ids=[1, 2],
+                        features=common_pb2.Tensor(dtype="int32", shape=[1, 1], data=bytes(4)),
+                    )
+                ]
+            ),
+            "token_ids",
         ),
         (verifier_wire.open_from_pb, verifier_pb2.OpenRequest(), "request_id"),
         (verifier_wire.open_from_pb, verifier_pb2.OpenRequest(request_id="r", prompt_len=1), "prompt_len"),

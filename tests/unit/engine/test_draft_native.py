@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dspark.decoding.logit_adjustments import LogitAdjustments
-from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, FeatureBatch, SamplingParams
+from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, SamplingParams
 from dspark.engine.block_slots import BlockSlots
 from dspark.engine.draft import DraftEngine
 from dspark.engine.draft_heads import DraftHeads
@@ -19,6 +19,7 @@ from dspark.engine.linear import open_arena
 from dspark.engine.pages import PagePool
 from dspark.models.calibration import Calibration
 from dspark.models.drafter import DSparkDrafter
+from tests.feature_batches import feature_batch
 from tests.tiny_drafters import TINY, random_drafter
 
 GREEDY = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
@@ -59,7 +60,7 @@ def hidden_of(cache_dir: Path, *, use_kernels: bool) -> torch.Tensor:
     asked = [request(38, name="a", max_drafts=4), request(24, name="b", max_drafts=3)]
     for one, start, length in zip(asked, (0, 3), (37, 20), strict=True):
         rows = rng.normal(size=(length, 128)).astype(np.float32)
-        engine.push(FeatureBatch(one.request_id, 1, start, rows))
+        engine.push(feature_batch(one.request_id, 1, start, rows))
     engine.draft(asked)
     contexts = [context for one in asked if (context := engine._contexts.ready(one)) is not None]
     with torch.inference_mode():

@@ -141,7 +141,30 @@ def test_bfloat16_features_travel_as_their_words(tiny_llama: Path, cache_dir: Pa
     assert batch.features.shape == (5, 128)
 
 
-def test_an_engine_without_taps_hands_out_no_features(tiny_llama: Path, cache_dir: Path) -> None:
+def test_features_come_with_the_token_ids_of_their_positions(engine: TargetEngine) -> None:
+    tokens = some_tokens(18)
+    plain = decode(engine, "plain", tokens, 3)
+    open_request(engine, "a", tokens)
+    seen: list[int] = []
+    for item in (PrefillItem("a", 1, 7), PrefillItem("a", 1, 11), verify("a", 19, [plain[1], VOCAB - 1])):
+        (batch,) = engine.step([item])[1]
+        assert batch.start == len(seen)
+        seen += batch.token_ids.tolist()
+    # what is committed before the anchor, and no draft that was rejected
+    assert seen == [*tokens, *plain[:2]]
+
+
+def test_a_drafter_that_taps_no_layers_is_handed_token_ids(tiny_llama: Path, cache_dir: Path) -> None:
+    engine = TargetEngine.load(
+        tiny_llama, dtype="float32", target_layer_ids=(), cache_dir=cache_dir, measure=False
+    )
+    open_request(engine, "a", some_tokens(5))
+    (batch,) = engine.step([PrefillItem("a", 1, 5)])[1]
+    assert batch.token_ids.tolist() == some_tokens(5)
+    assert batch.features.shape == (5, 0)
+
+
+def test_an_engine_without_a_drafter_hands_out_no_features(tiny_llama: Path, cache_dir: Path) -> None:
     engine = TargetEngine.load(tiny_llama, dtype="float32", cache_dir=cache_dir, measure=False)
     open_request(engine, "a", some_tokens(5))
     assert engine.step([PrefillItem("a", 1, 5)])[1] == []

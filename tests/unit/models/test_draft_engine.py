@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.decoding.types import Acceptance, DraftRequest, FeatureBatch, SamplingParams
+from dspark.decoding.types import Acceptance, DraftRequest, SamplingParams
 from dspark.engine.draft import DraftEngine
 from dspark.engine.pages import PagePool
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.attention import BlockAttention
+from tests.feature_batches import feature_batch
 from tests.tiny_drafters import TINY, random_drafter
 
 GREEDY = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
@@ -60,7 +61,7 @@ def dense_block(rows: np.ndarray, anchor: int, num_slots: int = CONFIG.gamma) ->
 def test_a_block_drafted_over_pages_is_the_block_of_the_dense_training_forward() -> None:
     engine = make_engine()
     rows = features(37)
-    engine.push(FeatureBatch("a", 1, 0, rows))
+    engine.push(feature_batch("a", 1, 0, rows))
     (block,) = engine.draft([request(38)])
     assert list(block.token_ids) == dense_block(rows, 17)
     assert block.confidence.shape == (4,)
@@ -70,9 +71,9 @@ def test_a_block_drafted_over_pages_is_the_block_of_the_dense_training_forward()
 def test_features_that_arrive_in_pieces_give_the_same_block() -> None:
     rows = features(40)
     whole, pieces = make_engine(), make_engine()
-    whole.push(FeatureBatch("a", 1, 0, rows))
+    whole.push(feature_batch("a", 1, 0, rows))
     for start, stop in ((0, 17), (17, 18), (18, 40)):
-        pieces.push(FeatureBatch("a", 1, start, rows[start:stop]))
+        pieces.push(feature_batch("a", 1, start, rows[start:stop]))
         pieces.draft([request(stop + 1)])
     assert list(whole.draft([request(41)])[0].token_ids) == list(pieces.draft([request(41)])[0].token_ids)
 
@@ -82,9 +83,9 @@ def test_requests_drafted_together_get_the_blocks_they_get_alone() -> None:
     alone = {}
     for number, length in enumerate((5, 16, 33)):
         rows = features(length, seed=number)
-        together.push(FeatureBatch(str(number), 1, 0, rows))
+        together.push(feature_batch(str(number), 1, 0, rows))
         single = make_engine()
-        single.push(FeatureBatch(str(number), 1, 0, rows))
+        single.push(feature_batch(str(number), 1, 0, rows))
         alone[str(number)] = list(single.draft([request(length + 1, name=str(number))])[0].token_ids)
     blocks = together.draft([request(n + 1, name=str(i)) for i, n in enumerate((5, 16, 33))])
     assert {block.request_id: list(block.token_ids) for block in blocks} == alone
@@ -94,9 +95,9 @@ def test_features_absorbed_before_a_draft_give_the_block_they_give_at_the_draft(
     rows = features(40)
     early, late = make_engine(), make_engine()
     for engine in (early, late):
-        engine.push(FeatureBatch("a", 1, 0, rows[:17]))
+        engine.push(feature_batch("a", 1, 0, rows[:17]))
         engine.draft([request(18)])
-        engine.push(FeatureBatch("a", 1, 17, rows[17:]))
+        engine.push(feature_batch("a", 1, 17, rows[17:]))
     early.absorb()
     assert early._contexts.held()[0].num_pending == 0
     assert late._contexts.held()[0].num_pending == 23
@@ -106,12 +107,12 @@ def test_features_absorbed_before_a_draft_give_the_block_they_give_at_the_draft(
 
 def test_nothing_is_absorbed_for_requests_that_are_not_drafted_for() -> None:
     engine, rows = make_engine(), features(40)
-    engine.push(FeatureBatch("a", 1, 0, rows[:17]))
+    engine.push(feature_batch("a", 1, 0, rows[:17]))
     engine.absorb()
     assert engine._contexts.held()[0].num_pending == 17
     engine.draft([request(18)])
     for start in (17, 20):
-        engine.push(FeatureBatch("a", 1, start, rows[start : start + 3]))
+        engine.push(feature_batch("a", 1, start, rows[start : start + 3]))
         engine.absorb()
     assert engine._contexts.held()[0].num_pending == 3
 
@@ -119,9 +120,9 @@ def test_nothing_is_absorbed_for_requests_that_are_not_drafted_for() -> None:
 def test_features_that_find_no_free_page_wait_for_the_draft_that_may_evict() -> None:
     engine, rows = make_engine(num_pages=4), features(40)
     for name in ("idle", "b"):
-        engine.push(FeatureBatch(name, 1, 0, rows[:20]))
+        engine.push(feature_batch(name, 1, 0, rows[:20]))
         engine.draft([request(21, name=name)])
-    engine.push(FeatureBatch("b", 1, 20, rows[20:]))
+    engine.push(feature_batch("b", 1, 20, rows[20:]))
     engine.absorb()
     assert engine.is_ready(request(21, name="idle"))
     assert len(engine.draft([request(41, name="b")])) == 1
@@ -130,7 +131,7 @@ def test_features_that_find_no_free_page_wait_for_the_draft_that_may_evict() -> 
 
 def test_a_request_whose_features_are_missing_is_left_out() -> None:
     engine = make_engine()
-    engine.push(FeatureBatch("a", 1, 0, features(10)))
+    engine.push(feature_batch("a", 1, 0, features(10)))
     assert engine.is_ready(request(11))
     assert not engine.is_ready(request(12))
     assert engine.draft([request(12), request(11, name="b")]) == []
@@ -138,33 +139,44 @@ def test_a_request_whose_features_are_missing_is_left_out() -> None:
 
 def test_a_stale_epoch_is_dropped_and_a_newer_one_starts_anew() -> None:
     engine = make_engine()
-    engine.push(FeatureBatch("a", 2, 0, features(10)))
-    engine.push(FeatureBatch("a", 1, 10, features(3)))
+    engine.push(feature_batch("a", 2, 0, features(10)))
+    engine.push(feature_batch("a", 1, 10, features(3)))
     assert engine.is_ready(request(11, epoch=2))
-    engine.push(FeatureBatch("a", 3, 4, features(2)))
+    engine.push(feature_batch("a", 3, 4, features(2)))
     assert engine.is_ready(request(7, epoch=3))
 
 
 def test_features_computed_again_replace_those_from_their_position_on() -> None:
     rows = features(20)
     engine, plain = make_engine(), make_engine()
-    engine.push(FeatureBatch("a", 1, 0, rows[:16]))
+    engine.push(feature_batch("a", 1, 0, rows[:16]))
     engine.draft([request(17)])
-    engine.push(FeatureBatch("a", 1, 12, rows[12:20]))
-    plain.push(FeatureBatch("a", 1, 0, rows))
+    engine.push(feature_batch("a", 1, 12, rows[12:20]))
+    plain.push(feature_batch("a", 1, 0, rows))
     assert list(engine.draft([request(21)])[0].token_ids) == list(plain.draft([request(21)])[0].token_ids)
+
+
+def test_a_context_knows_the_token_ids_before_the_anchor() -> None:
+    engine, rows = make_engine(), features(20)
+    engine.push(feature_batch("a", 1, 2, rows[:14]))
+    engine.draft([request(17)])
+    engine.push(feature_batch("a", 1, 16, rows[14:]))
+    engine.push(feature_batch("a", 1, 12, rows[10:11]))
+    (context,) = engine._contexts.held()
+    assert context.token_ids == list(range(2, 13))
+    assert (context.start, context.end) == (2, 13)
 
 
 def test_a_context_that_starts_late_still_drafts() -> None:
     engine = make_engine()
-    engine.push(FeatureBatch("a", 1, 30, features(6)))
+    engine.push(feature_batch("a", 1, 30, features(6)))
     assert len(engine.draft([request(37)])) == 1
 
 
 def test_pages_come_back_after_close() -> None:
     engine = make_engine()
     free = engine.num_free_pages
-    engine.push(FeatureBatch("a", 1, 0, features(40)))
+    engine.push(feature_batch("a", 1, 0, features(40)))
     engine.draft([request(41)])
     assert engine.num_free_pages < free
     engine.close(["a", "unknown"])
@@ -173,9 +185,9 @@ def test_pages_come_back_after_close() -> None:
 
 def test_idle_contexts_make_room_for_a_request_that_drafts() -> None:
     engine = make_engine(num_pages=4)
-    engine.push(FeatureBatch("idle", 1, 0, features(30)))
+    engine.push(feature_batch("idle", 1, 0, features(30)))
     assert len(engine.draft([request(31, name="idle")])) == 1
-    engine.push(FeatureBatch("b", 1, 0, features(40)))
+    engine.push(feature_batch("b", 1, 0, features(40)))
     assert len(engine.draft([request(41, name="b")])) == 1
     assert not engine.is_ready(request(31, name="idle"))
 
@@ -184,7 +196,7 @@ def test_idle_contexts_make_room_for_a_request_that_drafts() -> None:
 def test_a_request_that_asks_for_fewer_drafts_gets_a_block_of_so_many_slots(num_slots: int) -> None:
     engine = make_engine()
     rows = features(9)
-    engine.push(FeatureBatch("a", 1, 0, rows))
+    engine.push(feature_batch("a", 1, 0, rows))
     (block,) = engine.draft([request(10, max_drafts=num_slots)])
     assert list(block.token_ids) == dense_block(rows, 17, num_slots)
     assert block.confidence.shape == (num_slots,)
@@ -195,9 +207,9 @@ def test_blocks_of_different_lengths_drafted_together_are_those_drafted_alone() 
     asked = [request(21, name=str(number), max_drafts=number + 1) for number in range(4)]
     alone = []
     for number, one in enumerate(asked):
-        together.push(FeatureBatch(str(number), 1, 0, rows[number]))
+        together.push(feature_batch(str(number), 1, 0, rows[number]))
         engine = make_engine()
-        engine.push(FeatureBatch(str(number), 1, 0, rows[number]))
+        engine.push(feature_batch(str(number), 1, 0, rows[number]))
         alone += engine.draft([one])
     for block, single in zip(together.draft(asked), alone, strict=True):
         assert list(block.token_ids) == list(single.token_ids)
@@ -207,7 +219,7 @@ def test_blocks_of_different_lengths_drafted_together_are_those_drafted_alone() 
 @pytest.mark.parametrize("acceptance", [Acceptance.REJECTION, Acceptance.COUPLED])
 def test_sampled_blocks_carry_their_distribution_only_for_rejection(acceptance: Acceptance) -> None:
     engine = make_engine()
-    engine.push(FeatureBatch("a", 1, 0, features(9)))
+    engine.push(feature_batch("a", 1, 0, features(9)))
     sampling = SamplingParams(temperature=1.0, seed=3, acceptance=acceptance)
     (block,) = engine.draft([DraftRequest("a", 1, 10, 17, sampling, 4)])
     assert len(block.probs) == (4 if acceptance is Acceptance.REJECTION else 0)
@@ -220,11 +232,11 @@ def test_confidences_follow_what_becomes_of_the_blocks_and_drafts_do_not() -> No
     rows = features(400)
     confidences: list[list[float]] = []
     for engine in (fixed, following):
-        engine.push(FeatureBatch("a", 1, 0, rows[:9]))
+        engine.push(feature_batch("a", 1, 0, rows[:9]))
         for base in range(10, 110):
             # Every round one draft is verified and rejected.
             (block,) = engine.draft([replace(request(base), num_verified=1)])
-            engine.push(FeatureBatch("a", 1, base - 1, rows[base - 1 : base]))
+            engine.push(feature_batch("a", 1, base - 1, rows[base - 1 : base]))
             engine.absorb()
         confidences.append(block.confidence.tolist())
         assert list(block.token_ids) == dense_block(rows[:108], 17)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, FeatureBatch, SamplingParams
+from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, SamplingParams
 from dspark.engine.draft import DraftEngine
 from dspark.engine.pages import PagePool
 from dspark.engine.taps import feature_words
@@ -28,6 +28,7 @@ from tests.deepspec_files import (
     random_tensors,
     write_drafter,
 )
+from tests.feature_batches import feature_batch
 from tests.plain_drafter import PlainDrafter
 
 GREEDY = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
@@ -82,7 +83,7 @@ def rounds(engine: DraftEngine, texts: Texts) -> list[tuple[str, int, DraftBlock
         length = start + count
         requests = []
         for name, (tokens, features) in texts.items():
-            engine.push(FeatureBatch(name, 1, start, feature_words(features[start:length])))
+            engine.push(feature_batch(name, 1, start, feature_words(features[start:length])))
             sampling = GREEDY if name == "a" else SAMPLED
             requests.append(DraftRequest(name, 1, length + 1, tokens[length], sampling, GAMMA))
         found += [(block.request_id, length, block) for block in engine.draft(requests)]

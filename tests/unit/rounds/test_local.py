@@ -10,7 +10,6 @@ import pytest
 
 from dspark.decoding.types import (
     DraftRequest,
-    FeatureBatch,
     OpenRequest,
     PrefillItem,
     SamplingParams,
@@ -19,8 +18,9 @@ from dspark.decoding.types import (
 from dspark.errors import EngineError, UnknownRequestError
 from dspark.rounds.local import EngineWorker, InlineWorker, LocalDrafter, LocalVerifier
 from tests.fakes import FakeDrafter, FakeVerifier
+from tests.feature_batches import feature_batch
 
-FEATURES = FeatureBatch("a", 1, 0, np.zeros((2, 4), dtype=np.float32))
+FEATURES = feature_batch("a", 1, 0, np.zeros((2, 4), dtype=np.float32))
 REQUEST = DraftRequest("a", 1, 3, 5, SamplingParams(), 4)
 OPEN = OpenRequest("a", 1, (1, 2), 2, SamplingParams())
 

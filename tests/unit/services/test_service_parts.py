@@ -23,6 +23,7 @@ from services.scheduler.settings import SchedulerSettings
 from services.verifier.pairing import TargetShape, check_sizes, layer_check, read_shape
 from services.verifier.settings import VerifierSettings
 from tests.fakes import FakeClock
+from tests.feature_batches import feature_batch
 
 GREEDY = SamplingParams(acceptance=Acceptance.GREEDY)
 
@@ -102,7 +103,7 @@ def test_thread_variables_the_user_has_set_stay() -> None:
 
 
 def features(start: int, num_rows: int, *, epoch: int = 1) -> FeatureBatch:
-    return FeatureBatch("r", epoch, start, np.zeros((num_rows, 2), np.float32))
+    return feature_batch("r", epoch, start, np.zeros((num_rows, 2), np.float32))
 
 
 def ask(base: int, *, epoch: int = 1) -> DraftRequest:
