@@ -1,4 +1,4 @@
-"""Eagle3 and MTP drafters written down a second time: one position at a time, from the equations, in float64."""
+"""Eagle3 and MTP drafters a second time: one position at a time, from the equations, in float64."""
 
 from __future__ import annotations
 

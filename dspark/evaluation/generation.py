@@ -13,7 +13,8 @@ from types import TracebackType
 import torch
 
 from dspark.decoding.types import FinishReason, GenerationRequest, TokenDelta
-from dspark.engine.draft import DraftEngine
+from dspark.engine.draft_base import PagedDraftEngine
+from dspark.engine.draft_loading import load_draft_engine
 from dspark.engine.target import TargetEngine
 from dspark.garbage import keep_loaded_objects
 from dspark.models.config_file import read_config
@@ -34,7 +35,7 @@ class Engines:
     """A target, perhaps a drafter, and what runs both."""
 
     target: TargetEngine
-    drafter: DraftEngine | None
+    drafter: PagedDraftEngine | None
     worker: EngineWorker
 
 
@@ -112,7 +113,7 @@ def load_engines(plan: EnginePlan, worker: EngineWorker | None = None) -> Engine
     if plan.drafter is not None:
         is_half = target.info.dtype == "bfloat16"
         drafter = worker.post(
-            DraftEngine.load,
+            load_draft_engine,
             plan.drafter,
             plan.target,
             dtype=torch.bfloat16 if is_half else torch.float32,

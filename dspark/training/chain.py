@@ -1,8 +1,8 @@
 """Training-time test of chain drafters: all steps of every block, each over the state of the one before.
 
 The tokens of a chain are the true ones. In a greedy text a draft that is accepted *is* the true token, and
-what comes after a rejected one does not count, so the accepted prefix is the one that drafting would have. The
-block of an anchor at position a begins with the pair of position a - 1 (DeepSpec section 7).
+what comes after a rejected one does not count, so the accepted prefix is the one that drafting would have.
+The block of an anchor at position a begins with the pair of position a - 1 (DeepSpec section 7).
 """
 
 from __future__ import annotations

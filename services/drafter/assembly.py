@@ -46,11 +46,11 @@ def _load_engine(settings: DrafterSettings) -> DraftingEngine:
     # Imported in the engine's thread: torch takes seconds, and health answers meanwhile.
     import torch
 
-    from dspark.engine.draft import DraftEngine
+    from dspark.engine.draft_loading import load_draft_engine
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    return DraftEngine.load(
+    return load_draft_engine(
         settings.drafter,
         settings.target,
         dtype=getattr(torch, settings.dtype),

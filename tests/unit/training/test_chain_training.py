@@ -1,4 +1,4 @@
-"""Training Eagle3 and MTP drafters: every step of every block is a step of drafting, and every part learns."""
+"""Training Eagle3 and MTP drafters: steps of training are those of drafting, and every part learns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from dspark.errors import ModelMismatchError
 from dspark.models.chain import ChainDrafter
-from dspark.models.checkpoint import load_drafter
+from dspark.models.checkpoint import build_drafter, load_drafter
 from dspark.models.config import QWEN3_EAGLE3
 from dspark.training.blocks import AnchorRule, BlockBatch, BlockSampler
 from dspark.training.calibrate import calibrate
@@ -22,7 +23,7 @@ from dspark.training.objective import run_blocks
 from dspark.training.pipeline import new_drafter
 from dspark.training.precision import set_training_dtype
 from dspark.training.recipe import RECIPES, for_chains
-from dspark.training.shapes import DrafterKind, DrafterPlan
+from dspark.training.shapes import DrafterKind, DrafterPlan, shape_of
 from dspark.training.trainer import Trainer, TrainerConfig
 from tests.deepspec_files import (
     GAMMA,
@@ -35,9 +36,11 @@ from tests.deepspec_files import (
     write_drafter,
 )
 from tests.plain_chain import PlainChain
+from tests.unit.training.test_new_drafters import OneText
 from tests.unit.training.tiny_runs import CONFIG, write_features
 
 HIDDEN, WIDTHS, ANCHORS = 64, (9, 12), (2, 3, 5)
+TINY_ROWS = (CONFIG.vocab_size, CONFIG.hidden_size)
 CONFIGS: dict[str, Callable[[], dict[str, Any]]] = {
     "eagle3": lambda: eagle3_config("qwen3"),
     "mtp": mtp_config,
@@ -157,11 +160,7 @@ def test_a_run_over_a_cache_lowers_the_held_out_loss_and_can_be_calibrated(
     kind: DrafterKind, target: tuple[Path, Any], tmp_path: Path
 ) -> None:
     features = FeatureCache([write_features(tmp_path / "features")])
-    fields = {
-        "embed": (CONFIG.vocab_size, CONFIG.hidden_size),
-        "head": (CONFIG.vocab_size, CONFIG.hidden_size),
-    }
-    drafter = tiny_chain(kind, fields)
+    drafter = tiny_chain(kind)
     samplers = [sampler(features, drafter, seed) for seed in (0, 1)]
     held_out = [samplers[1].batch(0)]
     settings = TrainerConfig(for_chains(RECIPES["dspark"]), steps=15)
@@ -172,14 +171,11 @@ def test_a_run_over_a_cache_lowers_the_held_out_loss_and_can_be_calibrated(
     assert len(calibrate(drafter, held_out).calibration.greedy.temperatures) == drafter.config.gamma
 
 
-def tiny_chain(kind: DrafterKind, shapes: dict[str, tuple[int, int]]) -> ChainDrafter:
-    from dspark.models.checkpoint import build_drafter
-    from dspark.training.shapes import shape_of
-
+def tiny_chain(kind: DrafterKind) -> ChainDrafter:
     plan = DrafterPlan(kind=kind, gamma=3)
     config = replace(CONFIG, **shape_of(plan, CONFIG.num_target_layers, CONFIG.target_layer_ids))
     generator = torch.Generator().manual_seed(0)
-    rows = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    rows = {name: torch.randn(TINY_ROWS, generator=generator) * 0.3 for name in ("embed", "head")}
     drafter = build_drafter(config, {**rows, "norm": torch.ones(CONFIG.hidden_size)}, None)
     drafter.initialise(generator, torch.ones(CONFIG.hidden_size))
     assert isinstance(drafter, ChainDrafter)
@@ -202,9 +198,8 @@ def sampler(cache: FeatureCache, drafter: ChainDrafter, seed: int) -> BlockSampl
 
 def test_an_mtp_drafter_is_fed_the_last_states_of_the_cache_and_others_its_taps(tmp_path: Path) -> None:
     cache = FeatureCache([write_features(tmp_path / "features")])
-    shapes = dict.fromkeys(("embed", "head"), (CONFIG.vocab_size, CONFIG.hidden_size))
     for kind, size in ((DrafterKind.EAGLE3, CONFIG.feature_size), (DrafterKind.MTP, CONFIG.hidden_size)):
-        drawn = sampler(cache, tiny_chain(kind, shapes), 0)
+        drawn = sampler(cache, tiny_chain(kind), 0)
         batch, rows = drawn.batch(3), cache.index[drawn.members(3)]
         assert batch.features.shape == (rows[:, 1].sum(), size)
         for start, first, length in zip(batch.token_starts, rows[:, 0], rows[:, 1], strict=False):
@@ -217,8 +212,7 @@ def test_an_mtp_drafter_is_fed_the_last_states_of_the_cache_and_others_its_taps(
 def test_a_sample_with_a_prompt_of_one_token_has_no_anchor_before_a_feature(tmp_path: Path) -> None:
     cache = FeatureCache([write_features(tmp_path / "features")])
     cache.index[:, 2] = 1
-    shapes = dict.fromkeys(("embed", "head"), (CONFIG.vocab_size, CONFIG.hidden_size))
-    drawn = sampler(cache, tiny_chain(DrafterKind.EAGLE3, shapes), 0)
+    drawn = sampler(cache, tiny_chain(DrafterKind.EAGLE3), 0)
     assert min(int(drawn.batch(number, 1).anchors.min()) for number in range(6)) == 1
 
 
@@ -228,8 +222,6 @@ def test_a_sample_with_a_prompt_of_one_token_has_no_anchor_before_a_feature(tmp_
 def test_a_plan_says_what_a_baseline_reads(
     kind: DrafterKind, layers: tuple[int, ...], gamma: int, target: tuple[Path, Any]
 ) -> None:
-    from tests.unit.training.test_new_drafters import OneText
-
     plan = DrafterPlan(kind=kind, gamma=kind.usual_gamma, draft_vocab_size=24)
     drafter, _ = new_drafter(plan, *target, OneText(), seed=0, init=None)
     config = drafter.config
@@ -239,9 +231,6 @@ def test_a_plan_says_what_a_baseline_reads(
 
 
 def test_a_run_goes_on_only_from_a_drafter_of_its_kind(target: tuple[Path, Any], tmp_path: Path) -> None:
-    from dspark.errors import ModelMismatchError
-    from tests.unit.training.test_new_drafters import OneText
-
     path = write("eagle3", tmp_path, target[0])
     drafter, _ = new_drafter(DrafterPlan(kind=DrafterKind.EAGLE3), *target, OneText(), seed=0, init=path)
     assert drafter.config.architecture == QWEN3_EAGLE3
