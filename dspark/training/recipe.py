@@ -76,12 +76,12 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
-# Of each step of a chain against the one before (DeepSpec section 7).
+# Weight of a step of a chain against the one before (DeepSpec section 7).
 _STEP_DECAY = 0.8
 
 
 def for_chains(recipe: Recipe) -> Recipe:
-    """The recipe with the loss that chain drafters were published with.
+    """The recipe with the loss that DeepSpec has for chains.
 
     That is the cross entropy of the target's distribution alone, with 0.8 to the power of the step as weight.
     """
