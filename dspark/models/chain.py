@@ -35,6 +35,11 @@ class ChainBackbone(nn.Module, ABC):
         assert isinstance(layer, DraftLayer | GemmaLayer)
         return layer
 
+    @property
+    @abstractmethod
+    def input_norms(self) -> tuple[RmsNorm, RmsNorm]:
+        """Of the embedding and of the state."""
+
     @abstractmethod
     def fuse(self, features: Tensor) -> Tensor:
         """Target features [T, *] to the states [T, H] of pairs that have them."""

@@ -47,8 +47,14 @@ class Eagle3Backbone(ChainBackbone):
         fused: Tensor = self.fc(features)
         return fused
 
-    def inputs(self, embeddings: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """See ChainBackbone: [T, 2H], the embedding first, and [T, H]."""
+    @property
+    def input_norms(self) -> tuple[RmsNorm, RmsNorm]:
+        """Of the embedding and of the state."""
         layer = self.layer
         assert isinstance(layer, _Qwen3Layer | _Gemma4Layer)
-        return torch.cat((layer.input_layernorm(embeddings), layer.hidden_norm(states)), dim=-1), states
+        return layer.input_layernorm, layer.hidden_norm
+
+    def inputs(self, embeddings: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """See ChainBackbone: [T, 2H], the embedding first, and [T, H]."""
+        of_embedding, of_state = self.input_norms
+        return torch.cat((of_embedding(embeddings), of_state(states)), dim=-1), states

@@ -26,6 +26,11 @@ class MtpBackbone(ChainBackbone):
         self.hnorm = RmsNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
 
+    @property
+    def input_norms(self) -> tuple[RmsNorm, RmsNorm]:
+        """Of the embedding and of the state."""
+        return self.enorm, self.hnorm
+
     def fuse(self, features: Tensor) -> Tensor:
         """The target's last hidden states [T, H] as they are."""
         return features

@@ -34,7 +34,7 @@ class DrafterSummary:
         taps = ",".join(map(str, config.target_layer_ids))
         parts = [
             f"{config.kind} ({config.architecture})",
-            f"{config.num_hidden_layers} layers" if config.num_hidden_layers > 1 else "1 layer",
+            describe_layers(config),
             f"gamma {config.gamma}",
             describe_heads(config),
             "reads the last hidden state"
@@ -70,6 +70,11 @@ def check_pair(directory: Path, target: Path) -> None:
         ModelMismatchError: it does not; says what differs.
     """
     check_target(read_config(directory), target)
+
+
+def describe_layers(config: DrafterConfig) -> str:
+    """The draft layers in words."""
+    return "1 layer" if config.num_hidden_layers == 1 else f"{config.num_hidden_layers} layers"
 
 
 def describe_heads(config: DrafterConfig) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dspark.models.config import DrafterConfig
-from dspark.models.summary import describe_heads
+from dspark.models.summary import describe_heads, describe_layers
 from dspark.training.calibrate import CalibrationResult
 from dspark.training.features import FeatureCache
 from dspark.training.recipe import Recipe
@@ -27,7 +27,7 @@ def write_card(
     lines = [
         f"# {config.kind} drafter",
         "",
-        f"- Shape: {config.num_hidden_layers} layers, gamma {config.gamma}, target layers "
+        f"- Shape: {describe_layers(config)}, gamma {config.gamma}, target layers "
         f"{list(config.target_layer_ids)}, {describe_heads(config)}, draft vocabulary "
         f"{config.num_draft_tokens} of {config.vocab_size}.",
         f"- Made by: `{command}`",
