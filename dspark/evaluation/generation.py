@@ -14,7 +14,7 @@ import torch
 
 from dspark.decoding.types import FinishReason, GenerationRequest, TokenDelta
 from dspark.engine.draft_base import PagedDraftEngine
-from dspark.engine.draft_loading import load_draft_engine
+from dspark.engine.drafter_engines import load_draft_engine
 from dspark.engine.target import TargetEngine
 from dspark.garbage import keep_loaded_objects
 from dspark.models.config_file import read_config

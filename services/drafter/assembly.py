@@ -46,7 +46,7 @@ def _load_engine(settings: DrafterSettings) -> DraftingEngine:
     # Imported in the engine's thread: torch takes seconds, and health answers meanwhile.
     import torch
 
-    from dspark.engine.draft_loading import load_draft_engine
+    from dspark.engine.drafter_engines import load_draft_engine
 
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, FeatureBatch, SamplingParams
 from dspark.engine.draft_base import PagedDraftEngine
-from dspark.engine.draft_loading import make_draft_engine
+from dspark.engine.drafter_engines import make_draft_engine
 from dspark.engine.pages import PagePool
 from dspark.engine.taps import feature_words
 from dspark.models.checkpoint import load_drafter
