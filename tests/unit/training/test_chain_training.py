@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dspark.errors import ModelMismatchError
+from dspark.errors import ConfigurationError, ModelMismatchError
 from dspark.models.chain import ChainDrafter
 from dspark.models.checkpoint import build_drafter, load_drafter
 from dspark.models.config import QWEN3_EAGLE3
@@ -37,7 +37,7 @@ from tests.deepspec_files import (
 )
 from tests.plain_chain import PlainChain
 from tests.unit.training.test_new_drafters import OneText
-from tests.unit.training.tiny_runs import CONFIG, write_features
+from tests.unit.training.tiny_runs import CONFIG, make_trainer, weights, write_features
 
 HIDDEN, WIDTHS, ANCHORS = 64, (9, 12), (2, 3, 5)
 TINY_ROWS = (CONFIG.vocab_size, CONFIG.hidden_size)
@@ -171,13 +171,44 @@ def test_a_run_over_a_cache_lowers_the_held_out_loss_and_can_be_calibrated(
     assert len(calibrate(drafter, held_out).calibration.greedy.temperatures) == drafter.config.gamma
 
 
-def tiny_chain(kind: DrafterKind) -> ChainDrafter:
+class CrashError(Exception):
+    pass
+
+
+def crash() -> None:
+    raise CrashError
+
+
+@pytest.mark.parametrize("kind", [DrafterKind.EAGLE3, DrafterKind.MTP])
+def test_a_run_that_died_ends_in_the_bits_of_one_that_did_not_and_no_other_kind_goes_on(
+    kind: DrafterKind, tmp_path: Path
+) -> None:
+    features, recipe = write_features(tmp_path / "features"), for_chains(RECIPES["dspark"])
+
+    def trainer(work: str, drafter: ChainDrafter) -> Trainer:
+        options = {"recipe": recipe, "steps": 4, "checkpoint_steps": 2}
+        return make_trainer(features, tmp_path / work, drafter=drafter, **options)
+
+    whole, resumed = tiny_chain(kind), tiny_chain(kind, seed=1)
+    trainer("whole", whole).run(lambda text: None, lambda: None)
+    with pytest.raises(CrashError):
+        trainer("cut", tiny_chain(kind)).run(lambda text: None, crash)
+    going_on = trainer("cut", resumed)
+    assert going_on.resume()
+    going_on.run(lambda text: None, lambda: None)
+    assert torch.equal(weights(resumed), weights(whole))
+    (other,) = {DrafterKind.EAGLE3, DrafterKind.MTP} - {kind}
+    with pytest.raises(ConfigurationError, match="with architecture"):
+        trainer("cut", tiny_chain(other)).resume()
+
+
+def tiny_chain(kind: DrafterKind, seed: int = 0) -> ChainDrafter:
     plan = DrafterPlan(kind=kind, gamma=3)
     config = replace(CONFIG, **shape_of(plan, CONFIG.num_target_layers, CONFIG.target_layer_ids))
     generator = torch.Generator().manual_seed(0)
     rows = {name: torch.randn(TINY_ROWS, generator=generator) * 0.3 for name in ("embed", "head")}
     drafter = build_drafter(config, {**rows, "norm": torch.ones(CONFIG.hidden_size)}, None)
-    drafter.initialise(generator, torch.ones(CONFIG.hidden_size))
+    drafter.initialise(torch.Generator().manual_seed(seed), torch.ones(CONFIG.hidden_size))
     assert isinstance(drafter, ChainDrafter)
     return set_training_dtype(drafter, torch.float32)
 
