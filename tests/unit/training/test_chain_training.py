@@ -35,9 +35,12 @@ from tests.deepspec_files import (
     random_tensors,
     write_drafter,
 )
+from tests.one_thread import one_thread
 from tests.plain_chain import PlainChain
 from tests.unit.training.test_new_drafters import OneText
 from tests.unit.training.tiny_runs import CONFIG, make_trainer, weights, write_features
+
+__all__ = ["one_thread"]
 
 HIDDEN, WIDTHS, ANCHORS = 64, (9, 12), (2, 3, 5)
 TINY_ROWS = (CONFIG.vocab_size, CONFIG.hidden_size)
@@ -163,7 +166,7 @@ def test_a_run_over_a_cache_lowers_the_held_out_loss_and_can_be_calibrated(
     drafter = tiny_chain(kind)
     samplers = [sampler(features, drafter, seed) for seed in (0, 1)]
     held_out = [samplers[1].batch(0)]
-    settings = TrainerConfig(for_chains(RECIPES["dspark"]), steps=15)
+    settings = TrainerConfig(for_chains(RECIPES["published"]), steps=6)
     trainer = Trainer(drafter, samplers[0], held_out, settings, tmp_path)
     before = trainer.evaluate()
     trainer.run(lambda text: None, lambda: None)
@@ -183,7 +186,7 @@ def crash() -> None:
 def test_a_run_that_died_ends_in_the_bits_of_one_that_did_not_and_no_other_kind_goes_on(
     kind: DrafterKind, tmp_path: Path
 ) -> None:
-    features, recipe = write_features(tmp_path / "features"), for_chains(RECIPES["dspark"])
+    features, recipe = write_features(tmp_path / "features"), for_chains(RECIPES["published"])
 
     def trainer(work: str, drafter: ChainDrafter) -> Trainer:
         options = {"recipe": recipe, "steps": 4, "checkpoint_steps": 2}
