@@ -13,14 +13,13 @@ from types import TracebackType
 import torch
 
 from dspark.decoding.types import FinishReason, GenerationRequest, TokenDelta
-from dspark.engine.draft_base import PagedDraftEngine
 from dspark.engine.drafter_engines import load_draft_engine
 from dspark.engine.target import TargetEngine
 from dspark.garbage import keep_loaded_objects
 from dspark.models.config_file import read_config
 from dspark.rounds.config import LoopConfig
 from dspark.rounds.interfaces import Drafter, RequestStore
-from dspark.rounds.local import EngineWorker, InlineWorker, LocalDrafter, LocalVerifier
+from dspark.rounds.local import DraftEngine, EngineWorker, InlineWorker, LocalDrafter, LocalVerifier
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.planner import Planner, planner_of
 from dspark.rounds.request import RequestStream
@@ -35,7 +34,7 @@ class Engines:
     """A target, perhaps a drafter, and what runs both."""
 
     target: TargetEngine
-    drafter: PagedDraftEngine | None
+    drafter: DraftEngine | None
     worker: EngineWorker
 
 
