@@ -134,6 +134,36 @@ def gemma4_config(**changes: Any) -> dict[str, Any]:
     }
 
 
+def eagle3_config(family: str, **changes: Any) -> dict[str, Any]:
+    """An Eagle3 drafter of DeepSpec for one of these targets ("qwen3" or "gemma4")."""
+    whole = gemma4_config() if family == "gemma4" else qwen3_config()
+    lost = ("block_size", "mask_token_id", "num_anchors", *heads_of("vanilla"))
+    return {
+        **{key: value for key, value in whole.items() if key not in lost},
+        "architectures": ["Gemma4Eagle3Model" if family == "gemma4" else "Qwen3Eagle3Model"],
+        "draft_num_hidden_layers": 1,
+        "layer_types": ["full_attention"],
+        "num_hidden_layers": 1,
+        "step_loss_decay": 0.8,
+        "target_model_name_or_path": "a/target",
+        "ttt_length": GAMMA,
+        **changes,
+    }
+
+
+def mtp_config(**changes: Any) -> dict[str, Any]:
+    """A next-token module of ours."""
+    whole = eagle3_config("qwen3")
+    lost = ("draft_num_hidden_layers", "step_loss_decay", "target_model_name_or_path", "ttt_length")
+    return {
+        **{key: value for key, value in whole.items() if key not in lost},
+        "architectures": ["Qwen3MtpModel"],
+        "block_size": GAMMA,
+        "target_layer_ids": [_NUM_LAYERS - 1],
+        **changes,
+    }
+
+
 def _common(architecture: str) -> dict[str, Any]:
     return {
         "architectures": [architecture],
@@ -162,18 +192,21 @@ def _common(architecture: str) -> dict[str, Any]:
 
 
 def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Keys and shapes of a published file (DeepSpec sections 1.4 and 1.5), without the copies."""
+    """Keys and shapes of a published file (DeepSpec sections 1.4 to 1.6) or of ours, without the copies."""
     d, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-    is_gemma = config["architectures"][0] == "Gemma4DSparkModel"
+    name = config["architectures"][0]
+    is_gemma, is_eagle3, is_mtp = name.startswith("Gemma4"), "Eagle3" in name, "Mtp" in name
     size = config["global_head_dim" if is_gemma else "head_dim"]
     is_shared = config.get("attention_k_eq_v", False)
     kv_heads = config["num_global_key_value_heads" if is_shared else "num_key_value_heads"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (d, d * len(config["target_layer_ids"])),
-        "hidden_norm.weight": (d,),
-        "norm.weight": (d,),
-    }
-    linear = {"q_proj": (heads * size, d), "k_proj": (kv_heads * size, d), "o_proj": (d, heads * size)}
+    shapes: dict[str, tuple[int, ...]] = {"norm.weight": (d,)}
+    if is_mtp:
+        shapes |= {"enorm.weight": (d,), "hnorm.weight": (d,), "eh_proj.weight": (d, 2 * d)}
+    else:
+        shapes["fc.weight"] = (d, d * len(config["target_layer_ids"]))
+        shapes["layers.0.hidden_norm.weight" if is_eagle3 else "hidden_norm.weight"] = (d,)
+    read = 2 * d if is_eagle3 else d
+    linear = {"q_proj": (heads * size, read), "k_proj": (kv_heads * size, read), "o_proj": (d, heads * size)}
     if not is_shared:
         linear["v_proj"] = linear["k_proj"]
     norms = ["input_layernorm", "post_attention_layernorm"]
@@ -189,7 +222,7 @@ def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             shapes |= {f"{name}self_attn.{part}.bias": shape[:1] for part, shape in linear.items()}
         if is_gemma:
             shapes[f"{name}layer_scalar"] = (1,)
-    return shapes | _head_shapes(config)
+    return shapes if is_eagle3 or is_mtp else shapes | _head_shapes(config)
 
 
 def _head_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -32,7 +32,7 @@ class PlainDrafter:
         self.weights = {
             name: one.double() for name, one in load_file(directory / "model.safetensors").items()
         }
-        self.is_gemma = self.config["architectures"][0] == "Gemma4DSparkModel"
+        self.is_gemma = self.config["architectures"][0].startswith("Gemma4")
         self.head_dim = self.config["global_head_dim" if self.is_gemma else "head_dim"]
         scale = torch.tensor(self.config["hidden_size"] ** 0.5).to(embedding_dtype)
         self.embedding_scale = float(scale) if self.is_gemma else 1.0

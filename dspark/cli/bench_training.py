@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     from dspark.evaluation.training_speed import TrainingSetup, measure_training, write_invented_features
     from dspark.models.target import prepare_target
-    from dspark.training.pipeline import DrafterPlan
     from dspark.training.run import spread_taps
+    from dspark.training.shapes import DrafterPlan
 
     target = prepare_target(args.target, default_cache_dir())
     with tempfile.TemporaryDirectory(prefix="dspark-bench-") as scratch:

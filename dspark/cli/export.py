@@ -61,10 +61,15 @@ def run(args: argparse.Namespace) -> int:
 
     from dspark.models.calibration import FILE
     from dspark.models.checkpoint import load_drafter
+    from dspark.models.drafter import DSparkDrafter
     from dspark.models.export import check_export, export_deepspec, export_speculators
     from dspark.models.summary import summarise
 
     drafter = load_drafter(source, target)
+    if not isinstance(drafter, DSparkDrafter):
+        raise ConfigurationError(
+            f"--drafter {source} is a {drafter.config.kind} drafter; export a DSpark or DFlash drafter"
+        )
     if args.format == "deepspec":
         written = export_deepspec(drafter, target, out, has_full_vocabulary=args.full_vocabulary)
     else:

@@ -19,13 +19,14 @@ from dspark.errors import ConfigurationError
 if TYPE_CHECKING:
     from dspark.training.recipe import Recipe
     from dspark.training.run import RunLength
+    from dspark.training.shapes import DrafterPlan
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the command and its options."""
     parser = subparsers.add_parser(
         "train",
-        help="train a DSpark drafter for a target",
+        help="train a drafter for a target",
         description=(
             "Generates the target's own responses, caches its hidden states on disk, trains a drafter on "
             "them and writes a DeepSpec checkpoint with its calibration and a card. Every stage resumes: run "
@@ -52,20 +53,28 @@ def add_parser(subparsers: Any) -> None:
         "features would not fit on the disk",
     )
     shape = parser.add_argument_group("drafter")
+    shape.add_argument(
+        "--kind",
+        choices=("dspark", "eagle3", "mtp"),
+        default="dspark",
+        help="dspark (default; DFlash without heads), or a baseline of one layer that drafts token by token: "
+        "eagle3 from the tapped layers, mtp from the last hidden state. Both learn by their own loss, the "
+        "cross entropy of the target's distribution",
+    )
     shape.add_argument("--init", type=Path, help="drafter directory to start from; its shape wins")
-    shape.add_argument("--layers", type=int, default=2, help="draft layers")
-    shape.add_argument("--gamma", type=int, default=7, help="drafts per block")
+    shape.add_argument("--layers", type=positive, help="draft layers (default: 2)")
+    shape.add_argument("--gamma", type=positive, help="drafts per block (default: 7, of mtp 1)")
     shape.add_argument(
         "--taps",
         help="target layers to read, such as 1,8,14,20,27 (default: spread evenly); "
         "-1 is the embedding, as in --taps=-1,14",
     )
-    shape.add_argument("--rank", type=int, default=64, help="rank of the Markov head; 0: none (DFlash)")
+    shape.add_argument("--rank", type=int, help="rank of the Markov head; 0: none (DFlash; default: 64)")
     shape.add_argument(
         "--head",
         choices=("vanilla", "gated", "rnn"),
-        default="vanilla",
-        help="kind of the Markov head: of the token before, gated by the hidden state, or of all before",
+        help="kind of the Markov head: of the token before (default), gated by the hidden state, or of all "
+        "before",
     )
     shape.add_argument(
         "--confidence-head",
@@ -155,9 +164,9 @@ def _add_run_options(group: Any) -> None:
 def _recipe(args: argparse.Namespace) -> Recipe:
     """The named recipe with the parts that were given on the command line."""
     from dspark.training.blocks import AnchorRule
-    from dspark.training.recipe import RECIPES, OptimiserKind, Schedule
+    from dspark.training.recipe import RECIPES, OptimiserKind, Schedule, for_chains
 
-    recipe = RECIPES[args.recipe]
+    recipe = RECIPES[args.recipe] if args.kind == "dspark" else for_chains(RECIPES[args.recipe])
     weights = {name: getattr(args, name) for name in ("hard", "soft", "tv", "confidence")}
     loss = replace(recipe.loss, **{name: value for name, value in weights.items() if value is not None})
     if args.decay is not None and args.decay <= 0:
@@ -214,14 +223,6 @@ def run_train(args: argparse.Namespace) -> int:
         max_new_tokens=args.max_new_tokens,
         seed=args.seed,
     )
-    shape = pipeline.DrafterPlan(
-        num_layers=args.layers,
-        gamma=args.gamma,
-        markov_rank=args.rank,
-        markov_head_type=args.head,
-        confidence=args.confidence_head or ("markov" if args.rank else "none"),
-        draft_vocab_size=args.draft_vocab,
-    )
     target = prepare_target(args.target, default_cache_dir())
     plan = run.RunPlan(
         target=target,
@@ -231,7 +232,7 @@ def run_train(args: argparse.Namespace) -> int:
         data=data,
         features=tuple(args.features),
         is_online=args.online,
-        shape=shape,
+        shape=_shape(args),
         taps=taps,
         init=args.init,
         recipe=_recipe(args),
@@ -250,6 +251,31 @@ def run_train(args: argparse.Namespace) -> int:
     if is_first:
         _draw(args.work, report)
     return 0
+
+
+def _shape(args: argparse.Namespace) -> DrafterPlan:
+    from dspark.training.shapes import DrafterKind, DrafterPlan
+
+    kind = DrafterKind(args.kind)
+    gamma = args.gamma or kind.usual_gamma
+    if kind is not DrafterKind.DSPARK:
+        parts = ("layers", "rank", "head", "confidence_head")
+        given = [f"--{one.replace('_', '-')}" for one in parts if getattr(args, one) is not None]
+        if given:
+            raise ConfigurationError(
+                f"{', '.join(given)} shape a DSpark drafter, and --kind {kind} has one layer and no heads; "
+                "leave them out"
+            )
+        return DrafterPlan(gamma=gamma, draft_vocab_size=args.draft_vocab, kind=kind)
+    rank = 64 if args.rank is None else args.rank
+    return DrafterPlan(
+        num_layers=args.layers or 2,
+        gamma=gamma,
+        markov_rank=rank,
+        markov_head_type=args.head or "vanilla",
+        confidence=args.confidence_head or ("markov" if rank else "none"),
+        draft_vocab_size=args.draft_vocab,
+    )
 
 
 def _length(args: argparse.Namespace) -> RunLength:

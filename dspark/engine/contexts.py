@@ -59,6 +59,15 @@ class DraftContext:
         return self.start + self.num_computed + self.num_pending
 
 
+@dataclass(frozen=True, slots=True)
+class ContextSpan:
+    """Rows first .. last of a context, counted from its start."""
+
+    context: DraftContext
+    first: int
+    last: int
+
+
 class ContextTable:
     """The contexts of all requests over one page pool."""
 

@@ -11,7 +11,7 @@ token of the distribution that draft k is chosen from, before any calibration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,8 +26,11 @@ from dspark.engine.kernels.markov import NativeMarkovHead
 from dspark.engine.linear import PackedLinear, WeightArena, make_linear, pack_linears
 from dspark.engine.past_blocks import Logits
 from dspark.models.calibration import Calibration
-from dspark.models.drafter import DSparkDrafter
+from dspark.models.drafter import Drafter
 from dspark.models.heads import MarkovHead, peak_logits
+
+# Offset of a step, places of its blocks among those before, tokens before its slots; returns hidden states.
+Advance = Callable[[int, Integers, Tensor], Tensor]
 
 
 @dataclass(slots=True)
@@ -52,7 +55,7 @@ class _Drafts:
 class DraftHeads:
     """Output projection, sequential head and confidence head; packs the sequential head it is given."""
 
-    def __init__(self, drafter: DSparkDrafter, calibration: Calibration, arena: WeightArena | None) -> None:
+    def __init__(self, drafter: Drafter, calibration: Calibration, arena: WeightArena | None) -> None:
         self.calibration = calibration
         self._drafter = drafter
         self._head = make_linear(drafter.lm_head, arena=arena)
@@ -71,12 +74,45 @@ class DraftHeads:
         hidden: Tensor,  # [T, H]
     ) -> tuple[list[DraftBlock], Logits]:
         """The blocks of the requests from the hidden states of their slots, and confidence logits [T]."""
-        is_greedy = np.array([one.sampling.acceptance is Acceptance.GREEDY for one in requests])
+        base_logits = self._base_logits(requests, slots, np.arange(len(hidden)), hidden)
+        drafts = self._tokens(requests, slots, _is_greedy(requests), hidden, base_logits)
+        return self._finished(requests, slots, drafts)
+
+    def draft_by_steps(
+        self, requests: Sequence[DraftRequest], slots: BlockSlots, advance: Advance
+    ) -> tuple[list[DraftBlock], Logits]:
+        """The same, where the hidden states of a slot come from the token drafted before it.
+
+        Args:
+            requests: whose blocks.
+            slots: of the blocks.
+            advance: called with each step's offset in the blocks, the places of its blocks among those of the
+                step before (of the first: among the requests), and the tokens before its slots; returns
+                the hidden states of its slots, [n, H].
+        """
+        drafts = _Drafts.to_come(len(slots.request))
+        anchors = torch.tensor([one.anchor_token for one in requests])
+        for step, (members, kept) in enumerate(_steps(slots)):
+            rows = torch.from_numpy(members)
+            hidden = advance(step, kept, drafts.token_ids[rows - 1] if step else anchors)
+            self._choose(
+                requests, slots, members, self._base_logits(requests, slots, members, hidden), drafts
+            )
+        return self._finished(requests, slots, drafts)
+
+    def _base_logits(
+        self, requests: Sequence[DraftRequest], slots: BlockSlots, members: Integers, hidden: Tensor
+    ) -> Tensor:
+        """Of the slots `members` from their hidden states, with the biases of their requests."""
         base_logits = self._drafter.cap(self._head(hidden))
-        self._add_biases(requests, slots, base_logits)
-        drafts = self._tokens(requests, slots, is_greedy, hidden, base_logits)
+        self._add_biases(requests, slots.request[members], base_logits)
+        return base_logits
+
+    def _finished(
+        self, requests: Sequence[DraftRequest], slots: BlockSlots, drafts: _Drafts
+    ) -> tuple[list[DraftBlock], Logits]:
         logits = drafts.confidence_logits.numpy()
-        confidence = self._confidence(slots, is_greedy, logits)
+        confidence = self._confidence(slots, _is_greedy(requests), logits)
         token_ids = drafts.token_ids.to(torch.int32).numpy()
         blocks = [
             DraftBlock(
@@ -91,7 +127,7 @@ class DraftHeads:
         ]
         return blocks, logits
 
-    def _add_biases(self, requests: Sequence[DraftRequest], slots: BlockSlots, base_logits: Tensor) -> None:
+    def _add_biases(self, requests: Sequence[DraftRequest], owners: Integers, base_logits: Tensor) -> None:
         """Add the logit biases of the requests that have any; tokens that cannot be drafted have no place."""
         for number, one in enumerate(requests):
             adjustments = one.sampling.adjustments
@@ -100,7 +136,8 @@ class DraftHeads:
             token_ids, values = zip(*adjustments.logit_bias, strict=True)
             places = self._places[torch.tensor(token_ids)]
             biases = torch.tensor(values, dtype=base_logits.dtype)
-            base_logits[slots.rows(number), places[places >= 0]] += biases[places >= 0]
+            rows = torch.from_numpy(np.flatnonzero(owners == number))
+            base_logits[rows[:, None], places[places >= 0]] += biases[places >= 0]
 
     def _tokens(
         self,
@@ -208,6 +245,10 @@ class DraftHeads:
         return self.calibration.apply(logits, is_greedy)
 
 
+def _is_greedy(requests: Sequence[DraftRequest]) -> npt.NDArray[np.bool_]:
+    return np.array([one.sampling.acceptance is Acceptance.GREEDY for one in requests])
+
+
 def _steps(slots: BlockSlots) -> Iterator[tuple[Integers, Integers]]:
     """For each offset in the blocks: the slots that have it, and their places among those of the step before.
 
@@ -220,7 +261,7 @@ def _steps(slots: BlockSlots) -> Iterator[tuple[Integers, Integers]]:
         yield slots.first[requests] + step, kept
 
 
-def _native_markov(drafter: DSparkDrafter, token_map: Tensor | None) -> NativeMarkovHead | None:
+def _native_markov(drafter: Drafter, token_map: Tensor | None) -> NativeMarkovHead | None:
     """The vanilla head and a confidence head in one call, where our own kernel multiplies W2."""
     markov, confidence_head = drafter.markov_head, drafter.confidence_head
     if markov is None or confidence_head is None or drafter.config.markov_head_type != "vanilla":

@@ -12,9 +12,9 @@ from dspark.engine.kernels.native import NativeKernels
 from dspark.engine.lean_layers import native_layers, take_layer
 from dspark.engine.linear import WeightArena
 from dspark.engine.pages import PagePool
-from dspark.models.backbone import Backbone
 from dspark.models.config import QWEN3, DrafterConfig
 from dspark.models.drafter import DSparkDrafter
+from dspark.models.layers import Rotary
 from dspark.models.qwen3 import DraftAttention
 
 _LANES = 16
@@ -33,7 +33,7 @@ class NativeBackbone:
     ) -> None:
         backbone, config = drafter.backbone, drafter.config
         self._pool = pool
-        self._rotary = _rotary_table(backbone, config, pool.dtype)
+        self._rotary = rotary_table(backbone.rotary, config, pool.dtype)
         self._decoder = NativeDecoder(kernels, layers, backbone.norm.weight.detach(), _shape(config))
         attentions: list[DraftAttention] = [layer.self_attn for layer in backbone.layers]  # type: ignore[misc]
         parts = [part.weight.detach() for one in attentions for part in (one.k_proj, one.v_proj)]
@@ -93,9 +93,9 @@ def _shape(config: DrafterConfig) -> DecoderShape:
     )
 
 
-def _rotary_table(backbone: Backbone, config: DrafterConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_table(rotary: Rotary, config: DrafterConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every position a block can reach, [P, D / 2], rounded as the modules round."""
     positions = torch.arange(config.max_position_embeddings + config.gamma)
     half = config.head_dim // 2
-    cos, sin = (part[:, 0, :half].float().contiguous() for part in backbone.rotary(positions, dtype))
+    cos, sin = (part[:, 0, :half].float().contiguous() for part in rotary(positions, dtype))
     return cos, sin

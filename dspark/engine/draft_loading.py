@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from dspark.engine.assisted import AssistedDraftEngine
-from dspark.engine.draft import DraftEngine
+from dspark.engine.draft_base import PagedDraftEngine
+from dspark.engine.drafter_engines import load_draft_engine
 from dspark.engine.lookup import DEFAULT_GAMMA, Lookup, LookupDraftEngine
 from dspark.models.config_file import read_config
 from dspark.models.method import is_prompt_lookup
 
-AnyDraftEngine = DraftEngine | LookupDraftEngine | AssistedDraftEngine
+AnyDraftEngine = PagedDraftEngine | LookupDraftEngine | AssistedDraftEngine
 
 
 def tapped_layers(drafter: Path) -> tuple[int, ...]:
@@ -59,7 +60,7 @@ def load_engine_for(
             gamma=gamma or DEFAULT_GAMMA,
             pool_tokens=pool_tokens,
         )
-    engine = DraftEngine.load(
+    engine = load_draft_engine(
         drafter, target, dtype=dtype, pool_tokens=pool_tokens, refits=refits, cache_dir=cache_dir
     )
     if not with_lookup:

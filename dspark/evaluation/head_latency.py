@@ -103,6 +103,7 @@ def _untrained(config: DrafterConfig, target: Path, dtype: torch.dtype) -> DSpar
     tensors = {name: rows.to(dtype) for name, rows in read_target_tensors(target).items()}
     d2t = torch.arange(config.num_draft_tokens) if config.draft_vocab_size else None
     drafter = build_drafter(config, tensors, d2t)
+    assert isinstance(drafter, DSparkDrafter), config.kind
     drafter.initialise(torch.Generator().manual_seed(0), tensors["norm"])
     return drafter.to(dtype).eval()
 
@@ -125,7 +126,8 @@ def _drafter_engine(
 def _one_draft(engine: DraftEngine, context_len: int) -> Callable[[], None]:
     info = engine.info
     features = np.zeros((context_len, len(info.target_layer_ids) * info.hidden_size), dtype=np.float32)
-    engine.push(FeatureBatch("latency", 1, 0, features))
+    token_ids = np.ones(context_len, dtype=np.int32)
+    engine.push(FeatureBatch("latency", 1, 0, token_ids, features))
     request = DraftRequest("latency", 1, context_len + 1, 1, _GREEDY, info.gamma)
 
     def run() -> None:

@@ -18,13 +18,15 @@ from torch import Tensor, nn
 
 from dspark.evaluation.plain_training import PlainObjective, pad
 from dspark.models.checkpoint import read_target_tensors
+from dspark.models.drafter import DSparkDrafter
 from dspark.training.blocks import BlockSampler
 from dspark.training.features import FeatureCache
 from dspark.training.fused_loss import load_fused_loss
 from dspark.training.metrics import peak_memory_mib
 from dspark.training.objective import run_blocks
-from dspark.training.pipeline import DrafterPlan, new_drafter
+from dspark.training.pipeline import new_drafter
 from dspark.training.recipe import RECIPES, make_optimisers
+from dspark.training.shapes import DrafterPlan
 from dspark.training.vocabulary import invert_vocabulary
 
 OURS, PLAIN = "dspark", "plain loop"
@@ -127,7 +129,9 @@ class _LoopUnderTest:
         torch.manual_seed(0)
         self._cache = FeatureCache([setup.features])
         config = AutoConfig.from_pretrained(setup.target)
-        self._drafter, _ = new_drafter(setup.shape, setup.target, config, self._cache, seed=0, init=None)
+        drafter, _ = new_drafter(setup.shape, setup.target, config, self._cache, seed=0, init=None)
+        assert isinstance(drafter, DSparkDrafter), "the plain loop is that of a DSpark drafter"
+        self._drafter = drafter
         self._sampler = BlockSampler(
             self._cache,
             np.arange(len(self._cache)),

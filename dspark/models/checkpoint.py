@@ -21,8 +21,9 @@ from dspark.errors import ModelMismatchError
 from dspark.models.config import DrafterConfig
 from dspark.models.config_file import read_config, write_config
 from dspark.models.deepseek_v4 import holds_mtp, read_mtp
-from dspark.models.drafter import DSparkDrafter
+from dspark.models.drafter import Drafter
 from dspark.models.fit import COPIES, check_target, check_tensors
+from dspark.models.kinds import make_drafter
 from dspark.models.speculators_format import is_speculators, map_from_offsets
 
 WEIGHTS = "model.safetensors"
@@ -40,14 +41,14 @@ def _to_module_key(key: str) -> str:
     return key if is_own else f"backbone.{key}"
 
 
-def save_drafter(drafter: DSparkDrafter, directory: Path) -> None:
+def save_drafter(drafter: Drafter, directory: Path) -> None:
     """Write config and bfloat16 weights."""
     directory.mkdir(parents=True, exist_ok=True)
     write_config(drafter.config, directory)
     save_file(drafter_tensors(drafter), directory / WEIGHTS, metadata={"format": "pt"})
 
 
-def drafter_tensors(drafter: DSparkDrafter) -> dict[str, Tensor]:
+def drafter_tensors(drafter: Drafter) -> dict[str, Tensor]:
     """What a file of it holds, by DeepSpec's names: bfloat16 weights, a map if any, rows of its own."""
     tensors: dict[str, Tensor] = {}
     for key, value in drafter.state_dict().items():
@@ -83,7 +84,7 @@ def read_target_tensors(target: Path) -> dict[str, Tensor]:
     return result
 
 
-def build_drafter(config: DrafterConfig, target: dict[str, Tensor], d2t: Tensor | None) -> DSparkDrafter:
+def build_drafter(config: DrafterConfig, target: dict[str, Tensor], d2t: Tensor | None) -> Drafter:
     """An untrained drafter over the target's embedding and head.
 
     Raises:
@@ -97,10 +98,10 @@ def build_drafter(config: DrafterConfig, target: dict[str, Tensor], d2t: Tensor 
             "that belongs together"
         )
     ids = torch.arange(config.vocab_size) if d2t is None else d2t.to(torch.int64)
-    return DSparkDrafter(config, target["embed"], target["head"], ids)
+    return make_drafter(config, target["embed"], target["head"], ids, norm=target.get("norm"))
 
 
-def load_drafter(directory: Path, target: Path, *, dtype: torch.dtype = torch.bfloat16) -> DSparkDrafter:
+def load_drafter(directory: Path, target: Path, *, dtype: torch.dtype = torch.bfloat16) -> Drafter:
     """Load a drafter directory over its target.
 
     Raises:
@@ -143,7 +144,7 @@ def _cast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _take_copies(
-    drafter: DSparkDrafter, copies: dict[str, Tensor | None], target: dict[str, Tensor], directory: Path
+    drafter: Drafter, copies: dict[str, Tensor | None], target: dict[str, Tensor], directory: Path
 ) -> None:
     """Keep the stored copies of embedding and head that are not the target's rows."""
     head = target["head"][drafter.d2t] if drafter.config.draft_vocab_size else target["head"]

@@ -10,14 +10,18 @@ from dspark.errors import ModelMismatchError
 QWEN3, GEMMA4 = "Qwen3DSparkModel", "Gemma4DSparkModel"
 # The tap of the embedding output; the others name the target layer whose output is read.
 EMBEDDING_TAP = -1
+# Drafters of one draft per call: DeepSpec's Eagle3, and our own name for a next-token module.
+QWEN3_EAGLE3, GEMMA4_EAGLE3, QWEN3_MTP = "Qwen3Eagle3Model", "Gemma4Eagle3Model", "Qwen3MtpModel"
+CHAINS = (QWEN3_EAGLE3, GEMMA4_EAGLE3, QWEN3_MTP)
 MARKOV_HEAD_TYPES = ("vanilla", "gated", "rnn")
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    """Shape of a DSpark drafter (DeepSpec checkpoint keys; `gamma` is DeepSpec's `block_size`).
+    """Shape of a drafter (DeepSpec checkpoint keys; `gamma` is DeepSpec's `block_size` or `ttt_length`).
 
-    With `markov_rank` 0 and no confidence head this is a DFlash drafter. `draft_vocab_size` is ours: 0 means
+    With `markov_rank` 0 and no confidence head this is a DFlash drafter, or one of `CHAINS`, which have one
+    layer, no such heads and no use for `mask_token_id`. `draft_vocab_size` is ours: 0 means
     the full vocabulary, otherwise the checkpoint holds a map `d2t` from draft ids to target ids and the
     Markov output has that many rows. `head_dim` and `num_key_value_heads` are those of the draft layers: of a
     Gemma the global ones.
@@ -57,8 +61,13 @@ class DrafterConfig:
         """Refuse shapes that cannot be a drafter."""
         self._check_taps()
         self._check_heads()
+        if self.is_chain and self.num_hidden_layers != 1:
+            raise ModelMismatchError(
+                f"num_hidden_layers {self.num_hidden_layers} of a {self.architecture} must be 1"
+            )
         if self.gamma < 1:
-            raise ModelMismatchError(f"block_size must be at least 1, not {self.gamma}")
+            name = "ttt_length" if self.is_eagle3 else "block_size"
+            raise ModelMismatchError(f"{name} must be at least 1, not {self.gamma}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelMismatchError("num_attention_heads must be a multiple of num_key_value_heads")
         if not 0 <= self.draft_vocab_size <= self.vocab_size:
@@ -70,6 +79,13 @@ class DrafterConfig:
 
     def _check_taps(self) -> None:
         ids = self.target_layer_ids
+        if self.reads_last_state:
+            if ids != (self.num_target_layers - 1,):
+                raise ModelMismatchError(
+                    f"target_layer_ids {list(ids)} of a {QWEN3_MTP} must be "
+                    f"[{self.num_target_layers - 1}], the last layer of its target"
+                )
+            return
         last = self.num_target_layers - 2
         if not ids or list(ids) != sorted(set(ids)) or ids[0] < EMBEDDING_TAP or ids[-1] > last:
             raise ModelMismatchError(
@@ -93,7 +109,34 @@ class DrafterConfig:
     @property
     def kind(self) -> str:
         """What its authors call it: DFlash is a backbone without heads."""
+        if self.is_chain:
+            return "Eagle3" if self.is_eagle3 else "MTP"
         return "DSpark" if self.markov_rank or self.has_confidence_head else "DFlash"
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it drafts one token per call, each with the state that came out of the one before."""
+        return self.architecture in CHAINS
+
+    @property
+    def is_eagle3(self) -> bool:
+        """Whether it is an Eagle3 drafter."""
+        return self.architecture in (QWEN3_EAGLE3, GEMMA4_EAGLE3)
+
+    @property
+    def is_gemma(self) -> bool:
+        """Whether its layers are a Gemma 4's."""
+        return self.architecture in (GEMMA4, GEMMA4_EAGLE3)
+
+    @property
+    def reads_last_state(self) -> bool:
+        """Whether its features are the target's last hidden states, after the target's last norm."""
+        return self.architecture == QWEN3_MTP
+
+    @property
+    def attention_input_size(self) -> int:
+        """Width of what queries, keys and values are made of; in Eagle3 embedding and state side by side."""
+        return 2 * self.hidden_size if self.is_eagle3 else self.hidden_size
 
     @property
     def num_draft_tokens(self) -> int:
@@ -108,9 +151,9 @@ class DrafterConfig:
     @property
     def attention_scale(self) -> float:
         """Of the attention scores; a Gemma relies on the norms of its queries and keys."""
-        return 1.0 if self.architecture == GEMMA4 else self.head_dim**-0.5
+        return 1.0 if self.is_gemma else self.head_dim**-0.5
 
     @property
     def embedding_scale(self) -> float:
         """Of the embedded tokens."""
-        return self.hidden_size**0.5 if self.architecture == GEMMA4 else 1.0
+        return self.hidden_size**0.5 if self.is_gemma else 1.0

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ModelMismatchError
-from dspark.models.config import GEMMA4, QWEN3, DrafterConfig
+from dspark.models.config import CHAINS, GEMMA4, GEMMA4_EAGLE3, QWEN3, QWEN3_EAGLE3, QWEN3_MTP, DrafterConfig
 from dspark.models.deepseek_v4 import is_deepseek_v4, to_deepspec
-from dspark.models.foreign import refuse_foreign
+from dspark.models.foreign import EAGLE3_ALIAS, refuse_foreign
 from dspark.models.speculators_format import from_speculators
 
 _FULL_ATTENTION = "full_attention"
@@ -22,11 +22,11 @@ _SAME = (
     "num_attention_heads",
     "num_hidden_layers",
     "num_target_layers",
-    "mask_token_id",
     "rms_norm_eps",
     "max_position_embeddings",
-    "markov_rank",
 )
+# The same, of drafters of blocks alone.
+_SAME_OF_BLOCKS = ("mask_token_id", "markov_rank")
 Raw = dict[str, Any]
 
 
@@ -34,7 +34,7 @@ def read_config(directory: Path) -> DrafterConfig:
     """Read `config.json` of a drafter directory.
 
     Raises:
-        ModelMismatchError: the directory holds no DSpark drafter that this code can run; says why.
+        ModelMismatchError: the directory holds no drafter that this code can run; says why.
     """
     path = directory / "config.json"
     if not path.is_file():
@@ -46,9 +46,11 @@ def read_config(directory: Path) -> DrafterConfig:
         if is_deepseek_v4(raw):
             raw = to_deepspec(raw, directory)
         refuse_foreign(raw)
-        architecture = raw["architectures"][0]
+        named = raw["architectures"][0]
+        architecture = QWEN3_EAGLE3 if named == EAGLE3_ALIAS else named
         own = _READERS[architecture](raw)
-        return DrafterConfig(**_common(raw), **_heads(raw), **own, architecture=architecture)
+        heads = _chain(raw, architecture) if architecture in CHAINS else _heads(raw)
+        return DrafterConfig(**_common(raw), **heads, **own, architecture=architecture)
     except KeyError as missing:
         raise ModelMismatchError(f"{path} lacks the key {missing}") from None
     except (ValueError, TypeError) as error:
@@ -64,24 +66,18 @@ def write_config(config: DrafterConfig, directory: Path) -> None:
 
 def to_document(config: DrafterConfig) -> Raw:
     """What `config.json` holds; keys of heads the drafter does not have are left out, as DeepSpec does."""
-    document: Raw = {
+    return {
         "architectures": [config.architecture],
         **{name: getattr(config, name) for name in _SAME},
         "target_layer_ids": list(config.target_layer_ids),
-        "block_size": config.gamma,
         "draft_vocab_size": config.draft_vocab_size,
-        "enable_confidence_head": config.has_confidence_head,
         "layer_types": [_FULL_ATTENTION] * config.num_hidden_layers,
         "attention_bias": config.attention_bias,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
-        **(_gemma4_keys(config) if config.architecture == GEMMA4 else _qwen3_keys(config)),
+        **(_gemma4_keys(config) if config.is_gemma else _qwen3_keys(config)),
+        **(_chain_keys(config) if config.is_chain else _head_keys(config)),
     }
-    if config.markov_rank:
-        document["markov_head_type"] = config.markov_head_type
-    if config.has_confidence_head:
-        document["confidence_head_with_markov"] = config.confidence_head_with_markov
-    return document
 
 
 def _common(raw: Raw) -> Raw:
@@ -90,7 +86,6 @@ def _common(raw: Raw) -> Raw:
     return {
         **{name: raw[name] for name in _SAME},
         "target_layer_ids": tuple(raw["target_layer_ids"]),
-        "gamma": raw["block_size"],
         "draft_vocab_size": raw.get("draft_vocab_size", 0),
         "attention_bias": raw.get("attention_bias", False),
     }
@@ -100,10 +95,44 @@ def _heads(raw: Raw) -> Raw:
     """Keys of heads that the drafter does not have may be absent."""
     has_confidence_head = raw.get("enable_confidence_head", False)
     return {
+        **{name: raw[name] for name in _SAME_OF_BLOCKS},
+        "gamma": raw["block_size"],
         "markov_head_type": str(raw.get("markov_head_type", "vanilla")).lower(),
         "has_confidence_head": has_confidence_head,
         "confidence_head_with_markov": has_confidence_head and raw["confidence_head_with_markov"],
     }
+
+
+def _head_keys(config: DrafterConfig) -> Raw:
+    keys: Raw = {
+        **{name: getattr(config, name) for name in _SAME_OF_BLOCKS},
+        "block_size": config.gamma,
+        "enable_confidence_head": config.has_confidence_head,
+    }
+    if config.markov_rank:
+        keys["markov_head_type"] = config.markov_head_type
+    if config.has_confidence_head:
+        keys["confidence_head_with_markov"] = config.confidence_head_with_markov
+    return keys
+
+
+def _chain(raw: Raw, architecture: str) -> Raw:
+    """A drafter of one draft per call has neither masks nor heads; DeepSpec counts its training steps."""
+    if architecture != QWEN3_MTP:
+        _check("draft_num_hidden_layers", raw.get("draft_num_hidden_layers", 1), [1])
+    return {
+        "gamma": raw["block_size" if architecture == QWEN3_MTP else "ttt_length"],
+        "mask_token_id": 0,
+        "markov_rank": 0,
+        "has_confidence_head": False,
+        "confidence_head_with_markov": False,
+    }
+
+
+def _chain_keys(config: DrafterConfig) -> Raw:
+    if config.reads_last_state:
+        return {"block_size": config.gamma}
+    return {"ttt_length": config.gamma, "draft_num_hidden_layers": config.num_hidden_layers}
 
 
 def _qwen3(raw: Raw) -> Raw:
@@ -169,7 +198,13 @@ def _gemma4_keys(config: DrafterConfig) -> Raw:
     }
 
 
-_READERS: dict[str, Callable[[Raw], Raw]] = {QWEN3: _qwen3, GEMMA4: _gemma4}
+_READERS: dict[str, Callable[[Raw], Raw]] = {
+    QWEN3: _qwen3,
+    GEMMA4: _gemma4,
+    QWEN3_EAGLE3: _qwen3,
+    GEMMA4_EAGLE3: _gemma4,
+    QWEN3_MTP: _qwen3,
+}
 
 
 def _check(key: str, value: object, known: Sequence[object]) -> None:

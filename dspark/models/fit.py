@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dspark.errors import ModelMismatchError
-from dspark.models.config import GEMMA4, DrafterConfig
-from dspark.models.drafter import DSparkDrafter
+from dspark.models.config import DrafterConfig
+from dspark.models.kinds import make_drafter
 
 Shape = tuple[int, ...]
 
@@ -27,9 +27,10 @@ def check_target(config: DrafterConfig, target: Path) -> None:
         ModelMismatchError: the drafter was made for another target; names what differs.
     """
     text = read_target_config(target)
-    if config.architecture == GEMMA4 and not str(text["model_type"]).startswith("gemma4"):
+    if config.is_gemma and not str(text["model_type"]).startswith("gemma4"):
         raise ModelMismatchError(
-            f"a {GEMMA4} drafts for Gemma 4, but {target} is of the family {text['model_type']!r}"
+            f"a {config.architecture} drafts for Gemma 4, "
+            f"but {target} is of the family {text['model_type']!r}"
         )
     pairs = {
         "vocab_size": (config.vocab_size, text["vocab_size"]),
@@ -71,7 +72,7 @@ def expected_shapes(config: DrafterConfig) -> dict[str, Shape]:
     with torch.device("meta"):
         rows = torch.empty(config.vocab_size, config.hidden_size)
         ids = torch.empty(config.num_draft_tokens, dtype=torch.int64)
-        state = DSparkDrafter(config, rows, rows, ids).state_dict()
+        state = make_drafter(config, rows, rows, ids, norm=rows[0]).state_dict()
     shapes = {key.removeprefix("backbone."): tuple(value.shape) for key, value in state.items()}
     if not config.draft_vocab_size:
         del shapes["d2t"]

@@ -16,25 +16,25 @@ class DraftAttention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.scaling = config.attention_scale
-        bias, hidden_size = config.attention_bias, config.hidden_size
+        bias, input_size = config.attention_bias, config.attention_input_size
         query_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(hidden_size, query_size, bias=bias)
-        self.k_proj = nn.Linear(hidden_size, kv_size, bias=bias)
-        self.v_proj = nn.Linear(hidden_size, kv_size, bias=bias)
-        self.o_proj = nn.Linear(query_size, hidden_size, bias=bias)
+        self.q_proj = nn.Linear(input_size, query_size, bias=bias)
+        self.k_proj = nn.Linear(input_size, kv_size, bias=bias)
+        self.v_proj = nn.Linear(input_size, kv_size, bias=bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=bias)
         self.q_norm = RmsNorm(config.head_dim, eps=config.rms_norm_eps)
         self.k_norm = RmsNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def keys_values(self, states: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Project [T, H] (context or block) to keys and values, each [T, Hkv, D]."""
+        """Project [T, H] (Eagle3: [T, 2H]) to keys and values, each [T, Hkv, D]."""
         num_tokens = states.shape[0]
         key = self.k_norm(self.k_proj(states).view(num_tokens, -1, self.head_dim))
         value = self.v_proj(states).view(num_tokens, -1, self.head_dim)
         return rotate(key, cos, sin), value
 
     def queries(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Project [T, H] to queries [T, Hq, D]."""
+        """Project [T, H] (Eagle3: [T, 2H]) to queries [T, Hq, D]."""
         query = self.q_norm(self.q_proj(states).view(states.shape[0], -1, self.head_dim))
         return rotate(query, cos, sin)
 
@@ -66,7 +66,12 @@ class DraftLayer(nn.Module):
 
     def forward(self, index: int, states: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """Map block states [T, H] to [T, H]."""
-        normed = self.input_layernorm(states)
+        return self.mix(index, self.input_layernorm(states), states, rotary, attend)
+
+    def mix(
+        self, index: int, normed: Tensor, states: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend
+    ) -> Tensor:
+        """Everything after the first norm: attention over `normed` [T, *] and the rest, added to `states`."""
         query = self.self_attn.queries(normed, *rotary)
         key, value = self.self_attn.keys_values(normed, *rotary)
         attended = attend(index, query, key, value)

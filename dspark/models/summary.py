@@ -38,10 +38,12 @@ class DrafterSummary:
         taps = ",".join(map(str, config.target_layer_ids))
         parts = [
             f"{config.kind} ({config.architecture})",
-            f"{config.num_hidden_layers} layers",
+            describe_layers(config),
             f"gamma {config.gamma}",
             describe_heads(config),
-            f"taps {taps} of {config.num_target_layers} layers",
+            "reads the last hidden state"
+            if config.reads_last_state
+            else f"taps {taps} of {config.num_target_layers} layers",
             f"{self.num_parameters / 1e6:.1f} M parameters",
         ]
         if config.draft_vocab_size:
@@ -79,8 +81,15 @@ def check_pair(directory: Path, target: Path) -> None:
     check_target(read_config(directory), target)
 
 
+def describe_layers(config: DrafterConfig) -> str:
+    """The draft layers in words."""
+    return "1 layer" if config.num_hidden_layers == 1 else f"{config.num_hidden_layers} layers"
+
+
 def describe_heads(config: DrafterConfig) -> str:
     """The heads in words."""
+    if config.is_chain:
+        return "one draft per call (confidence is the probability of the best draft)"
     markov = (
         f"{config.markov_head_type} Markov head of rank {config.markov_rank}"
         if config.markov_rank

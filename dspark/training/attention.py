@@ -36,7 +36,7 @@ class BlockAttention:
 
     Where samples and blocks begin stands in offsets, and a block knows its anchor: no mask of all queries by
     all keys exists. The context of a block is every position strictly before its anchor; inside the block
-    attention is bidirectional; blocks do not see each other.
+    attention is bidirectional; blocks do not see each other. Keys of a block may be more than its queries.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class BlockAttention:
         token_starts: tuple[int, ...],  # [S+1]
         block_starts: tuple[int, ...],  # [S+1]
         anchors: Tensor,  # [R], ascending within a sample
-        gamma: int,
+        gamma: int,  # queries of a block
         dtype: torch.dtype,
     ) -> None:
         self._contexts, self._gamma, self._dtype = contexts, gamma, dtype
@@ -59,13 +59,13 @@ class BlockAttention:
                 self._groups.append(_Group(blocks, slice(first_token, first_token + width), bias))
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend: query [N, Hq, D], key and value [N, Hkv, D] with N = R*G, to [N, Hq, D]."""
+        """Attend: query [R*G, Hq, D], key and value [R*K, Hkv, D], block after block, to [R*G, Hq, D]."""
         kv_heads, head_dim = key.shape[1:]
-        shared = query.shape[1] // kv_heads
-        # [Hkv, T, D] and [Hkv, R, G, D]; queries of the heads that share keys lie side by side
+        shared, num_blocks = query.shape[1] // kv_heads, query.shape[0] // self._gamma
+        # [Hkv, T, D] and [Hkv, R, K, D]; queries of the heads that share keys lie side by side
         context = [part.to(self._dtype).transpose(0, 1) for part in self._contexts[layer]]
         own = [
-            part.to(self._dtype).view(-1, self._gamma, kv_heads, head_dim).permute(2, 0, 1, 3)
+            part.to(self._dtype).view(num_blocks, -1, kv_heads, head_dim).permute(2, 0, 1, 3)
             for part in (key, value)
         ]
         queries = (query.to(self._dtype) * head_dim**-0.5).view(-1, self._gamma, kv_heads, shared, head_dim)

@@ -38,7 +38,9 @@ class BlockBatch:
     G is gamma or, while blocks grow, less.
 
     Attributes:
-        features: [T, L*H] bfloat16, T tokens of all samples.
+        features: [T, L*H] bfloat16, T tokens of all samples; [T, H], the target's last hidden states, for a
+            drafter that reads those.
+        token_ids: [T] int64, the tokens themselves.
         token_starts: S+1 offsets of the samples in `features`.
         block_starts: S+1 offsets of the blocks of each sample.
         anchors: [R] position of the anchor token in its sample, ascending within a sample.
@@ -48,6 +50,7 @@ class BlockBatch:
     """
 
     features: Tensor
+    token_ids: Tensor
     token_starts: tuple[int, ...]
     block_starts: tuple[int, ...]
     anchors: Tensor
@@ -74,10 +77,11 @@ class BlockSampler:
         anchors_per_sample: int,
         seed: int,
         rule: AnchorRule = AnchorRule.SERVING,
+        reads_last_state: bool = False,
     ) -> None:
         self._cache, self._t2d, self._gamma = cache, t2d, gamma
         self._batch_samples, self._anchors_per_sample = batch_samples, anchors_per_sample
-        self._seed, self._rule = seed, rule
+        self._seed, self._rule, self._reads_last_state = seed, rule, reads_last_state
         if rule is AnchorRule.PUBLISHED:
             rows = cache.index[samples]
             samples = samples[rows[:, 1] - rows[:, 2] >= 2 * gamma]
@@ -135,7 +139,8 @@ class BlockSampler:
     ) -> npt.NDArray[np.int64]:
         """Anchors in one sample, ascending; `row` is its row of the index."""
         offset, length, prompt_len = row.tolist()
-        first = prompt_len - (self._rule is not AnchorRule.PUBLISHED)
+        # before an anchor there is a feature, as there is in serving
+        first = max(1, prompt_len - (self._rule is not AnchorRule.PUBLISHED))
         candidates = np.arange(first, length - 1)
         if self._rule is AnchorRule.NOVEL:
             is_repeated = repeats(self._cache.tokens(np.arange(offset, offset + length)))[first : length - 1]
@@ -166,7 +171,8 @@ class BlockSampler:
             labels=self._t2d[tokens[:, 1:].reshape(-1)],
         )
         return BlockBatch(
-            features=torch.cat([self._cache.features(start, start + size) for start, size, _ in rows]),
+            features=torch.cat([self._features(start, size) for start, size, _ in rows]),
+            token_ids=torch.from_numpy(self._cache.tokens(_all_of(rows)).astype(np.int64)),
             token_starts=_offsets(rows[:, 1].tolist()),
             block_starts=_offsets(counts),
             anchors=torch.from_numpy(positions[:, 0].copy()),
@@ -174,6 +180,17 @@ class BlockSampler:
             is_valid=is_valid,
             teacher=teacher,
         )
+
+    def _features(self, start: int, size: int) -> Tensor:
+        """Of the tokens of one sample."""
+        if self._reads_last_state:
+            return self._cache.last(np.arange(start, start + size))
+        return self._cache.features(start, start + size)
+
+
+def _all_of(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Global numbers of all tokens of these rows of the index."""
+    return np.concatenate([np.arange(start, start + size) for start, size, _ in rows])
 
 
 def repeats(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dspark.models.calibration import Calibration
-from dspark.models.drafter import DSparkDrafter
+from dspark.models.drafter import Drafter
 from dspark.scheduling.calibration import SequentialScaling
 from dspark.training.blocks import BlockBatch
 from dspark.training.losses import LossWeights
@@ -29,7 +29,7 @@ class CalibrationResult:
 
 
 @torch.no_grad()
-def calibrate(drafter: DSparkDrafter, held_out: Sequence[BlockBatch]) -> CalibrationResult:
+def calibrate(drafter: Drafter, held_out: Sequence[BlockBatch]) -> CalibrationResult:
     """Fit scalings for greedy and for sampled decoding.
 
     Under teacher forcing a block's survival at k is the product of what was accepted up to k: agreement of

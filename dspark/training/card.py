@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dspark.errors import ModelMismatchError
 from dspark.models.config import DrafterConfig
-from dspark.models.summary import describe_heads
+from dspark.models.summary import describe_heads, describe_layers
 from dspark.training.calibrate import CalibrationResult
 from dspark.training.feature_source import FeatureSource
 from dspark.training.recipe import Recipe
@@ -33,7 +33,7 @@ def write_card(
     lines = [
         f"# {config.kind} drafter",
         "",
-        f"- Shape: {config.num_hidden_layers} layers, gamma {config.gamma}, target layers "
+        f"- Shape: {describe_layers(config)}, gamma {config.gamma}, target layers "
         f"{list(config.target_layer_ids)}, {describe_heads(config)}, draft vocabulary "
         f"{config.num_draft_tokens} of {config.vocab_size}.",
         f"- Made by: `{command}`",

@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from dspark.models.drafter import DSparkDrafter
+from dspark.errors import ConfigurationError
+from dspark.models.drafter import Drafter, DSparkDrafter
 from dspark.training.shards import shard_like, whole
 from dspark.training.world import World
 
@@ -41,7 +42,7 @@ class Distribution(Protocol):
     """
 
     module: nn.Module
-    trained: DSparkDrafter
+    trained: Drafter
 
     def unsummed(self) -> contextlib.AbstractContextManager[None]:
         """Backward passes inside keep their gradients to their process."""
@@ -61,20 +62,29 @@ class Distribution(Protocol):
 
 
 def distribute(
-    drafter: DSparkDrafter, make: Callable[[DSparkDrafter], nn.Module], world: World, sharding: Sharding
+    drafter: Drafter, make: Callable[[Drafter], nn.Module], world: World, sharding: Sharding
 ) -> Distribution:
-    """Spread the objective that `make` makes of a drafter."""
-    kind = Shards if sharding is Sharding.FSDP2 else Copies
-    return kind(drafter, make, world)
+    """Spread the objective that `make` makes of a drafter.
+
+    Raises:
+        ConfigurationError: a drafter of one layer cannot be cut up by layers.
+    """
+    if sharding is Sharding.DDP:
+        return Copies(drafter, make, world)
+    if not isinstance(drafter, DSparkDrafter):
+        raise ConfigurationError(
+            f"--sharding {sharding} cuts drafters up by layers and a {drafter.config.kind} drafter has one; "
+            f"leave it at {Sharding.DDP}"
+        )
+    return Shards(drafter, make, world)
 
 
 class Copies:
     """Every process holds everything (DDP of torch)."""
 
-    def __init__(
-        self, drafter: DSparkDrafter, make: Callable[[DSparkDrafter], nn.Module], world: World
-    ) -> None:
-        self.trained, self.module = drafter, make(drafter)
+    def __init__(self, drafter: Drafter, make: Callable[[Drafter], nn.Module], world: World) -> None:
+        self.trained: Drafter = drafter
+        self.module = make(drafter)
         if world.size > 1:
             self.module = DistributedDataParallel(self.module, broadcast_buffers=False)
 
@@ -106,14 +116,13 @@ class Shards:
     `collect` brings up to date; the others give its parameters up.
     """
 
-    def __init__(
-        self, drafter: DSparkDrafter, make: Callable[[DSparkDrafter], nn.Module], world: World
-    ) -> None:
+    def __init__(self, drafter: DSparkDrafter, make: Callable[[Drafter], nn.Module], world: World) -> None:
         frozen = {id(buffer): buffer for buffer in drafter.buffers()}
-        self.trained = copy.deepcopy(drafter, frozen)
+        trained = copy.deepcopy(drafter, frozen)
+        self.trained: Drafter = trained
         self.module = make(self.trained)
         mesh = init_device_mesh("cpu", (world.size,))
-        for layer in self.trained.backbone.layers:
+        for layer in trained.backbone.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(self.module, mesh=mesh)
         self._whole = drafter if world.is_first else None

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from dspark.models.backbone import Backbone
-from dspark.models.drafter import DSparkDrafter
+from dspark.models.chain import ChainDrafter
+from dspark.models.drafter import Drafter, DSparkDrafter
 from dspark.training.attention import BlockAttention
 from dspark.training.blocks import BlockBatch
+from dspark.training.chain import chain_states
 from dspark.training.fused_loss import FusedLoss
 from dspark.training.losses import LossWeights, VocabularyLoss, confidence_loss
 
@@ -41,7 +43,7 @@ def position_weights(is_valid: Tensor, decay: float) -> Tensor:
 
 
 def run_blocks(
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     batch: BlockBatch,
     loss: LossWeights,
     *,
@@ -56,7 +58,7 @@ def run_blocks(
     """
     dtype = drafter.lm_head.dtype
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        hidden = _block_states(drafter, batch, dtype)
+        hidden = _states(drafter, batch, dtype)
         embedded, mixed, markov_w2 = _sequential(drafter, batch, hidden)
         weights = position_weights(batch.is_valid, decay).flatten()
         weights = weights / (float(weights.sum()) if total_weight is None else total_weight)
@@ -77,9 +79,7 @@ def run_blocks(
 class Objective(nn.Module):
     """`run_blocks` as a module, so that torch can average its gradients over processes."""
 
-    def __init__(
-        self, drafter: DSparkDrafter, loss: LossWeights, decay: float, fused: FusedLoss | None
-    ) -> None:
+    def __init__(self, drafter: Drafter, loss: LossWeights, decay: float, fused: FusedLoss | None) -> None:
         super().__init__()
         self.drafter = drafter
         self._loss, self._decay, self._fused = loss, decay, fused
@@ -108,8 +108,16 @@ class _LayerContexts:
         return self.backbone.layer_context(layer, self.fused, self.rotary)
 
 
-def _block_states(drafter: DSparkDrafter, batch: BlockBatch, dtype: torch.dtype) -> Tensor:
+def _states(drafter: Drafter, batch: BlockBatch, dtype: torch.dtype) -> Tensor:
     """Hidden states of all slots, [N, H]."""
+    if isinstance(drafter, ChainDrafter):
+        return chain_states(drafter, batch, dtype)
+    assert isinstance(drafter, DSparkDrafter), type(drafter)
+    return _block_states(drafter, batch, dtype)
+
+
+def _block_states(drafter: DSparkDrafter, batch: BlockBatch, dtype: torch.dtype) -> Tensor:
+    """Those of a parallel pass."""
     # while blocks grow they are shorter than the drafter's
     gamma, backbone = batch.is_valid.shape[-1], drafter.backbone
     starts = batch.token_starts
@@ -123,9 +131,7 @@ def _block_states(drafter: DSparkDrafter, batch: BlockBatch, dtype: torch.dtype)
     return hidden
 
 
-def _sequential(
-    drafter: DSparkDrafter, batch: BlockBatch, hidden: Tensor
-) -> tuple[Tensor | None, Tensor, Tensor]:
+def _sequential(drafter: Drafter, batch: BlockBatch, hidden: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
     """Embeddings e of the tokens before the slots and what W2 multiplies, [N, rank] each, and W2 [Vd, rank].
 
     Teacher forcing: the token before a slot is the true one. Without a Markov head, rank is 0.

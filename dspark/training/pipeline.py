@@ -14,10 +14,10 @@ from torch import Tensor
 from dspark.decoding.types import FinishReason
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.target import TargetEngine, make_pool
-from dspark.errors import ConfigurationError, ModelMismatchError
-from dspark.models.checkpoint import build_drafter, load_drafter, read_target_tensors
-from dspark.models.config import QWEN3, DrafterConfig
-from dspark.models.drafter import DSparkDrafter
+from dspark.errors import ConfigurationError
+from dspark.models.checkpoint import build_drafter, read_target_tensors
+from dspark.models.config import DrafterConfig
+from dspark.models.drafter import Drafter
 from dspark.training.blocks import AnchorRule, BlockBatch, BlockSampler
 from dspark.training.feature_source import FeatureSource
 from dspark.training.features import build_cache
@@ -31,6 +31,7 @@ from dspark.training.generate import (
 )
 from dspark.training.precision import set_training_dtype, training_dtype
 from dspark.training.responses import Sample, read_rows, to_samples
+from dspark.training.shapes import DrafterPlan, load_trainable, shape_of
 from dspark.training.vocabulary import choose_draft_vocabulary, invert_vocabulary
 
 Report = Callable[[str], None]
@@ -165,29 +166,9 @@ def cache_features(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterPlan:
-    """Shape of the drafter to train.
-
-    Attributes:
-        markov_rank: 0 for no Markov head.
-        markov_head_type: "vanilla", "gated" or "rnn".
-        confidence: what its confidence head reads: "markov" (hidden state and token before), "hidden", or
-            "none" for no confidence head.
-    """
-
-    num_layers: int = 2
-    gamma: int = 7
-    markov_rank: int = 64
-    markov_head_type: str = "vanilla"
-    confidence: str = "markov"
-    draft_vocab_size: int = 8192
-    mask_token_id: int = 4
-
-
 def new_drafter(
     plan: DrafterPlan, target: Path, config: Any, cache: FeatureSource, *, seed: int, init: Path | None
-) -> tuple[DSparkDrafter, float]:
+) -> tuple[Drafter, float]:
     """An initialised drafter and the share of response tokens its draft vocabulary covers.
 
     Args:
@@ -202,7 +183,7 @@ def new_drafter(
         ModelMismatchError: `init` does not belong to the target, or cannot be trained here.
     """
     if init is not None:
-        return set_training_dtype(_load_trainable(init, target), training_dtype()), float("nan")
+        return set_training_dtype(load_trainable(init, target, plan.kind), training_dtype()), float("nan")
     tensors = read_target_tensors(target)
     size = min(plan.draft_vocab_size or config.vocab_size, config.vocab_size)
     d2t, coverage = choose_draft_vocabulary(cache, size)
@@ -213,15 +194,9 @@ def new_drafter(
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        num_hidden_layers=plan.num_layers,
         num_target_layers=config.num_hidden_layers,
-        target_layer_ids=cache.target_layer_ids,
-        mask_token_id=plan.mask_token_id,
         gamma=plan.gamma,
-        markov_rank=plan.markov_rank,
-        markov_head_type=plan.markov_head_type,
-        has_confidence_head=plan.confidence != "none",
-        confidence_head_with_markov=plan.confidence == "markov",
+        **shape_of(plan, config.num_hidden_layers, cache.target_layer_ids),
         draft_vocab_size=size if size < config.vocab_size else 0,
         rms_norm_eps=config.rms_norm_eps,
         rope_theta=config.rope_parameters["rope_theta"],
@@ -230,20 +205,6 @@ def new_drafter(
     drafter = build_drafter(shape, tensors, d2t if shape.draft_vocab_size else None)
     drafter.initialise(torch.Generator().manual_seed(seed), tensors["norm"])
     return set_training_dtype(drafter, training_dtype()), coverage
-
-
-def _load_trainable(directory: Path, target: Path) -> DSparkDrafter:
-    drafter = load_drafter(directory, target)
-    if drafter.config.architecture != QWEN3:
-        raise ModelMismatchError(
-            f"{directory} is a {drafter.config.architecture}; only {QWEN3} can be trained"
-        )
-    if drafter.own_rows:
-        raise ModelMismatchError(
-            f"{directory} holds rows of its own for {', '.join(sorted(drafter.own_rows))}; training compares "
-            "drafts with the target by the target's rows, so start from a drafter that shares them"
-        )
-    return drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +217,7 @@ class Split:
 
 def split_cache(
     cache: FeatureSource,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     *,
     batch_samples: int,
     anchors_per_sample: int,
@@ -278,6 +239,7 @@ def split_cache(
             anchors_per_sample=anchors_per_sample,
             seed=sampler_seed,
             rule=rule,
+            reads_last_state=drafter.config.reads_last_state,
         )
 
     # Held-out figures are those of serving, whatever is trained.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 
 from dspark.engine.linear import has_fast_bfloat16
-from dspark.models.drafter import DSparkDrafter
+from dspark.models.drafter import Drafter
+
+_Drafter = TypeVar("_Drafter", bound=Drafter)
 
 
 def training_dtype() -> torch.dtype:
@@ -17,7 +21,7 @@ def training_dtype() -> torch.dtype:
     return torch.bfloat16 if has_fast_bfloat16() else torch.float32
 
 
-def set_training_dtype(drafter: DSparkDrafter, dtype: torch.dtype) -> DSparkDrafter:
+def set_training_dtype(drafter: _Drafter, dtype: torch.dtype) -> _Drafter:
     """Keep parameters in float32 and the target's frozen rows in `dtype`; all products follow theirs."""
     drafter.float()
     drafter.lm_head, drafter.embed_tokens = drafter.lm_head.to(dtype), drafter.embed_tokens.to(dtype)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
 from torch import nn
 
-from dspark.models.drafter import DSparkDrafter
+from dspark.models.drafter import Drafter
 from dspark.training.blocks import AnchorRule
 from dspark.training.losses import LossWeights
 from dspark.training.muon import Muon
@@ -76,6 +76,19 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
+# Weight of a step of a chain against the one before (DeepSpec section 7).
+_STEP_DECAY = 0.8
+
+
+def for_chains(recipe: Recipe) -> Recipe:
+    """The recipe with the loss that DeepSpec has for chains.
+
+    That is the cross entropy of the target's distribution alone, with 0.8 to the power of the step as weight.
+    """
+    loss = LossWeights(hard=0.0, soft=1.0, tv=0.0, confidence=0.0)
+    return replace(recipe, loss=loss, position_decay=-1 / math.log(_STEP_DECAY))
+
+
 def rate_share(schedule: Schedule, *, step: int, total_steps: int | None, progress: float) -> float:
     """Share of the base learning rate at a step.
 
@@ -110,7 +123,7 @@ def _half_cosine(share: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(max(share, 0.0), 1.0)))
 
 
-def make_optimisers(drafter: DSparkDrafter, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def make_optimisers(drafter: Drafter, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Optimisers over all parameters, at their base learning rates."""
     matrices, others = _split_parameters(drafter)
     rate = recipe.learning_rate
@@ -122,7 +135,7 @@ def make_optimisers(drafter: DSparkDrafter, recipe: Recipe) -> list[torch.optim.
     ]
 
 
-def _split_parameters(drafter: DSparkDrafter) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def _split_parameters(drafter: Drafter) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Matrices of the backbone, and everything else."""
     matrices = [one for one in drafter.backbone.parameters() if one.dim() == 2]
     known = {id(one) for one in matrices}

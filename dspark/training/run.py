@@ -10,7 +10,7 @@ import torch
 
 from dspark.engine.loading import LoadedTarget, load_target
 from dspark.models.checkpoint import save_drafter
-from dspark.models.drafter import DSparkDrafter
+from dspark.models.drafter import Drafter
 from dspark.training.calibrate import calibrate
 from dspark.training.card import write_card
 from dspark.training.distribution import Sharding
@@ -20,7 +20,6 @@ from dspark.training.metrics import MetricsLog
 from dspark.training.online import OnlineFeatures
 from dspark.training.pipeline import (
     DataPlan,
-    DrafterPlan,
     Report,
     cache_features,
     collect_samples,
@@ -31,6 +30,7 @@ from dspark.training.pipeline import (
 )
 from dspark.training.recipe import Recipe
 from dspark.training.responses import Sample
+from dspark.training.shapes import DrafterPlan
 from dspark.training.trainer import Trainer, TrainerConfig
 from dspark.training.world import World, join_world
 
@@ -184,7 +184,7 @@ def _tokenizer(plan: RunPlan) -> Any:
 
 def _export(
     plan: RunPlan,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     held_out: list[Any],
     metrics: dict[str, float],
     cache: FeatureSource,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dspark.errors import ConfigurationError
-from dspark.models.drafter import DSparkDrafter
+from dspark.models.drafter import Drafter
 from dspark.training.blocks import BlockBatch, BlockSampler
 from dspark.training.distribution import Sharding, distribute
 from dspark.training.fused_loss import load_fused_loss
@@ -55,7 +55,7 @@ class Trainer:
 
     def __init__(
         self,
-        drafter: DSparkDrafter,
+        drafter: Drafter,
         sampler: BlockSampler,
         held_out: list[BlockBatch],
         config: TrainerConfig,
@@ -94,6 +94,8 @@ class Trainer:
         recipe = asdict(self._config.recipe)
         weights = recipe.pop("loss")
         flat = {**recipe, **weights, "micro_batches": self._config.micro_batches, **self._sampler.identity()}
+        if self._drafter.config.is_chain:  # runs of blocks never named theirs
+            flat["architecture"] = self._drafter.config.architecture
         return {key: str(value) for key, value in flat.items()}
 
     def resume(self) -> bool:

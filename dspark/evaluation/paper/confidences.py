@@ -12,6 +12,8 @@ from dspark.evaluation.paper.collection import Collection
 from dspark.evaluation.paper.figure import Figure, temperature_of
 from dspark.evaluation.paper.shapes import Shape, grows
 
+_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
 
 def threshold(collection: Collection) -> Figure | None:
     """Acceptance rate and committed length by threshold and domain; None without a sweep."""
@@ -32,9 +34,16 @@ def threshold(collection: Collection) -> Figure | None:
     ]
     panels = (
         Panel(
-            "Acceptance rate under a threshold", "least confidence", "share", rates, x_high=1.0, y_high=1.0
+            "Acceptance rate under a threshold",
+            "least confidence",
+            "share",
+            rates,
+            x_ticks=_SHARES,
+            y_high=1.0,
         ),
-        Panel("Committed under a threshold", "least confidence", "tokens per round", lengths, x_high=1.0),
+        Panel(
+            "Committed under a threshold", "least confidence", "tokens per round", lengths, x_ticks=_SHARES
+        ),
     )
     shapes = []
     for one in own:
@@ -88,7 +97,7 @@ def _reliability_panel(own: Sequence[GroupQuality], place: int) -> Panel:
         for one in own
     ]
     title = f"Survival of draft {place + 1}"
-    return Panel(title, "predicted", "observed", series, x_high=1.0, y_high=1.0)
+    return Panel(title, "predicted", "observed", series, x_ticks=_SHARES, y_high=1.0)
 
 
 def _worst_error(positions: Sequence[PositionQuality]) -> float:

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, SamplingParams
-from dspark.engine.draft import DraftEngine
+from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, FeatureBatch, SamplingParams
+from dspark.engine.draft_base import PagedDraftEngine
+from dspark.engine.drafter_engines import make_draft_engine
 from dspark.engine.pages import PagePool
 from dspark.engine.taps import feature_words
 from dspark.models.checkpoint import load_drafter
@@ -27,7 +28,6 @@ from tests.deepspec_files import (
     random_tensors,
     write_drafter,
 )
-from tests.feature_batches import feature_batch
 from tests.plain_drafter import PlainDrafter
 
 GREEDY = SamplingParams(temperature=0.0, acceptance=Acceptance.GREEDY)
@@ -62,7 +62,7 @@ def texts_of(model: Any, dtype: torch.dtype, taps: list[int]) -> Texts:
     return texts
 
 
-def make_engine(path: Path, target: Path, dtype: torch.dtype) -> DraftEngine:
+def make_engine(path: Path, target: Path, dtype: torch.dtype) -> PagedDraftEngine:
     drafter = load_drafter(path, target, dtype=dtype)
     config = drafter.config
     pool = PagePool(
@@ -72,17 +72,18 @@ def make_engine(path: Path, target: Path, dtype: torch.dtype) -> DraftEngine:
         head_dim=config.head_dim,
         dtype=dtype,
     )
-    return DraftEngine(drafter, pool)
+    return make_draft_engine(drafter, pool, {})
 
 
-def rounds(engine: DraftEngine, texts: Texts) -> list[tuple[str, int, DraftBlock]]:
+def rounds(engine: PagedDraftEngine, texts: Texts) -> list[tuple[str, int, DraftBlock]]:
     """Draft for all texts at each length; the first greedily, the others sampled."""
     found, start = [], 0
     for count in LENGTHS:
         length = start + count
         requests = []
         for name, (tokens, features) in texts.items():
-            engine.push(feature_batch(name, 1, start, feature_words(features[start:length])))
+            token_ids = np.array(tokens[start:length], dtype=np.int32)
+            engine.push(FeatureBatch(name, 1, start, token_ids, feature_words(features[start:length])))
             sampling = GREEDY if name == "a" else SAMPLED
             requests.append(DraftRequest(name, 1, length + 1, tokens[length], sampling, GAMMA))
         found += [(block.request_id, length, block) for block in engine.draft(requests)]

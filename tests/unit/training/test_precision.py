@@ -55,6 +55,7 @@ def make_batch() -> BlockBatch:
     tokens = torch.randint(0, VOCAB, (SAMPLES * ANCHORS, GAMMA + 1), generator=generator)
     return BlockBatch(
         features=torch.randn(SAMPLES * WIDTH, 2 * HIDDEN, generator=generator).bfloat16(),
+        token_ids=torch.zeros(SAMPLES * WIDTH, dtype=torch.int64),
         token_starts=tuple(range(0, (SAMPLES + 1) * WIDTH, WIDTH)),
         block_starts=tuple(range(0, (SAMPLES + 1) * ANCHORS, ANCHORS)),
         anchors=torch.arange(8, 8 + ANCHORS).repeat(SAMPLES),
