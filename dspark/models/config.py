@@ -86,6 +86,10 @@ class DrafterConfig:
                     f"[{self.num_target_layers - 1}], the last layer of its target"
                 )
             return
+        if self.is_eagle3 and EMBEDDING_TAP in ids:
+            raise ModelMismatchError(
+                f"target_layer_ids holds {EMBEDDING_TAP}, the embedding, which no Eagle3 drafter reads"
+            )
         last = self.num_target_layers - 2
         if not ids or list(ids) != sorted(set(ids)) or ids[0] < EMBEDDING_TAP or ids[-1] > last:
             raise ModelMismatchError(
