@@ -214,6 +214,8 @@ class FakeDrafter:
             draft_cost=((1, 0.002), (64, 0.006)),
         )
         self.num_right = num_right
+        # whether blocks are said to be copied
+        self.copies = False
         self.outage: Exception | None = None
         self.is_hanging = False
         self.calls: list[list[DraftRequest]] = []
@@ -268,12 +270,18 @@ class FakeDrafter:
     def _block(self, request: DraftRequest) -> DraftBlock:
         tokens = list(self._verifier.held[request.request_id].tokens)
         assert tokens[-1] == request.anchor_token, "a foreign anchor"
-        for place in range(request.max_drafts):
+        count = request.max_copied if self.copies else request.max_drafts
+        for place in range(count):
             shift = 0 if place < self.num_right else 1
             tokens.append((next_token(tokens) + shift) % VOCAB_SIZE)
-        drafts = np.array(tokens[-request.max_drafts :], dtype=np.int32)
-        confidence = np.where(np.arange(request.max_drafts) < self.num_right, 0.95, 0.3).astype(np.float32)
-        return DraftBlock(request.request_id, request.epoch, request.base_committed_len, drafts, confidence)
+        return DraftBlock(
+            request.request_id,
+            request.epoch,
+            request.base_committed_len,
+            np.array(tokens[-count:], dtype=np.int32),
+            np.where(np.arange(count) < self.num_right, 0.95, 0.3).astype(np.float32),
+            is_copied=self.copies,
+        )
 
 
 @dataclass

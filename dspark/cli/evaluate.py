@@ -192,15 +192,19 @@ def _empty_results(
     if is_prompt_lookup(drafter):
         shape = {"kind": "prompt lookup", "layers": 0, "gamma": gamma}
         return Results(setup | shape, gamma, max_new_tokens, tasks, (), has_confidence_head=False)
-    config, calibration = read_config(drafter), Calibration.read(drafter, gamma)
+    config = read_config(drafter)
     shape = {"kind": config.kind, "layers": config.num_hidden_layers, "gamma": gamma}
+    shipped = {}
+    if not setup["lookup"]:  # copies have chances of their own, so confidences are taken as they come
+        calibration = Calibration.read(drafter, gamma)
+        shipped = {"greedy": calibration.greedy, "sampling": calibration.sampling}
     return Results(
         setup | shape | read_budget(drafter),
         gamma,
         max_new_tokens,
         tasks,
         (),
-        {"greedy": calibration.greedy, "sampling": calibration.sampling},
+        shipped,
         config.has_confidence_head,
     )
 

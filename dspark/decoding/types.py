@@ -97,10 +97,12 @@ class DraftRequest:
     base_committed_len: int
     anchor_token: int
     sampling: SamplingParams
-    # 1 <= max_drafts <= gamma: no more drafts than the request may still commit.
+    # 1 <= max_drafts <= gamma: as many as are worth the time to make them.
     max_drafts: int
     # drafts of the request's last block that were verified; 0 where it had none in the last round
     num_verified: int = 0
+    # the same for drafts that cost nothing to make, such as copies: what the request may still commit
+    max_copied: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class DraftBlock:
     confidence: Floats
     # one per draft for REJECTION, empty for GREEDY and COUPLED
     probs: tuple[SparseProbs, ...] = ()
+    # whether it was copied from earlier text, which took no pass of a model
+    is_copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dspark.decoding.types import Acceptance, DraftBlock, DrafterInfo, DraftRequest, FeatureBatch
+from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, FeatureBatch
 from dspark.engine.acceptance_odds import AcceptanceOdds, Lately
 from dspark.engine.lookup import Copy, Lookup
 from dspark.rounds.local import DraftEngine
@@ -47,20 +47,19 @@ class AssistedDraftEngine:
 
     The model then has no pass for that request, which saves its time; it takes the features later. Both
     expectations are counted, the model's by length of the match too: text that repeats is easy for it, too.
+
+    Attributes:
+        info: that of the model, with the drafts of the longest block of either.
     """
 
     def __init__(self, model: ModelEngine, lookup: Lookup) -> None:
         self._model, self._lookup = model, lookup
         gamma = model.info.gamma
+        self.info = replace(model.info, gamma=max(gamma, lookup.gamma))
         self._odds = {"greedy": AcceptanceOdds(gamma), "sampling": AcceptanceOdds(gamma)}
         self._last: dict[str, _ModelBlock] = {}
         self._lately: dict[str, Lately] = {}
         self._num_better = 0
-
-    @property
-    def info(self) -> DrafterInfo:
-        """That of the model."""
-        return self._model.info
 
     def push(self, batch: FeatureBatch) -> None:
         """Take features and token ids of committed tokens."""

@@ -10,7 +10,7 @@ import torch
 from dspark.engine.assisted import AssistedDraftEngine
 from dspark.engine.draft_base import PagedDraftEngine
 from dspark.engine.drafter_engines import load_draft_engine
-from dspark.engine.lookup import DEFAULT_GAMMA, Lookup, LookupDraftEngine
+from dspark.engine.lookup import DEFAULT_GAMMA, LONGEST_COPY, Lookup, LookupDraftEngine
 from dspark.models.config_file import read_config
 from dspark.models.method import is_prompt_lookup
 
@@ -65,7 +65,7 @@ def load_engine_for(
     )
     if not with_lookup:
         return engine
-    return AssistedDraftEngine(engine, Lookup(engine.info.gamma, pool_tokens))
+    return AssistedDraftEngine(engine, Lookup(max(engine.info.gamma, LONGEST_COPY), pool_tokens))
 
 
 def _sizes(target: Path) -> tuple[int, int]:

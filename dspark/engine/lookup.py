@@ -21,6 +21,8 @@ from dspark.engine.acceptance_odds import AcceptanceOdds, Lately
 from dspark.engine.ngrams import IndexedText
 
 DEFAULT_GAMMA = 10
+# Drafts of a copy beside a model's blocks: they cost no time to make, and a text that repeats itself goes on.
+LONGEST_COPY = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Copy:
             token_ids=np.array(self.token_ids, dtype=np.int32),
             confidence=self.confidence.astype(np.float32),
             probs=probs,
+            is_copied=True,
         )
 
 
@@ -86,7 +89,7 @@ class Lookup:
             gamma: most drafts of a copy.
             max_tokens: of all texts; beyond it those that were not used for longest are forgotten.
         """
-        self._gamma = gamma
+        self.gamma = gamma
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._known: OrderedDict[str, _Known] = OrderedDict()
@@ -119,7 +122,7 @@ class Lookup:
         match = known.text.match()
         if match is None:
             return None
-        count = min(request.max_drafts, self._gamma)
+        count = min(max(request.max_drafts, request.max_copied), self.gamma)
         copy = Copy(
             base_committed_len=request.base_committed_len,
             token_ids=known.text.continuation(match, count),

@@ -56,8 +56,8 @@ class AdaptivePlanner(ABC):
         """Correct the costs by what the round took."""
         assert self._steps is not None, "learn_costs comes first"
         self._steps.observe(report.load, report.step_s)
-        num_slots = sum(request.num_drafted for request in report.verified)
-        if self._drafts is not None:
+        num_slots = sum(request.num_drafted for request in report.verified if not request.is_copied)
+        if self._drafts is not None and num_slots:
             self._drafts.observe(StepLoad(num_slots), report.draft_s)
 
     @property
@@ -84,10 +84,10 @@ class AdaptivePlanner(ABC):
     def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
         """Prefix lengths, and what they tell the guard."""
         self._prefill_share += _PREFILL_RATE * (step.prefill_share - self._prefill_share)
-        num_slots = sum(map(len, confidences))
-        if num_slots == 0:
+        num_drafts = sum(map(len, confidences))
+        if num_drafts == 0:
             return [0] * len(confidences)
-        curve = self._curve(num_slots, step)
+        curve = self._curve(num_drafts - step.num_copied, step)
         plan = self._search(step, confidences, curve)
         judged, plain_s = self._judged(plan, step, confidences, curve), self._plain_s(step, curve)
         self._guards[step.num_cohorts].judge(judged, curve, plain_s)
@@ -105,7 +105,7 @@ class AdaptivePlanner(ABC):
 
     def _curve(self, num_slots: int, step: StepAhead) -> CapacityCurve:
         """Costs of this round if its blocks have so many slots together."""
-        draft_s = self._drafts.step_s(StepLoad(num_slots)) if self._drafts else 0.0
+        draft_s = self._drafts.step_s(StepLoad(num_slots)) if self._drafts and num_slots > 0 else 0.0
         if step.num_cohorts == 1:
             return self._curve_of(step, draft_s=draft_s)
         return self._curve_of(step).beside_draft(draft_s)
@@ -198,7 +198,7 @@ class BarrierPlanner(AdaptivePlanner):
             self._history[step.cohort].before(round_number),
             round_number,
             blocks,
-            self._curve(sum(blocks.values()), step),
+            self._curve(sum(blocks.values()) - step.num_copied, step),
             weights=weights,
             other_weights=[weight for name, weight in weights.items() if name not in blocks],
         )

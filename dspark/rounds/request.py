@@ -79,6 +79,8 @@ class LiveRequest:
     # drafts verified in the last round
     num_verified: int = 0
     draft_length: DraftLength = field(default_factory=DraftLength)
+    # whether the drafts of the last round were copied from earlier text
+    was_copied: bool = False
     events: asyncio.Queue[TokenDelta | DsparkError] = field(default_factory=asyncio.Queue)
     # whether its tokens may weigh other than 1
     is_weighed: bool = field(init=False)
@@ -144,9 +146,15 @@ class LiveRequest:
         prompt_len = len(self.request.prompt_token_ids)
         return OpenRequest(self.request_id, self.epoch, token_ids, prompt_len, self.request.sampling)
 
-    def ask_for_block(self, num_drafts: int) -> DraftRequest | None:
-        """What to ask of the drafter; None where only the bonus token has room."""
-        max_drafts = min(num_drafts, self.num_remaining - 1)
+    def ask_for_block(self, num_drafts: int, gamma: int) -> DraftRequest | None:
+        """What to ask of the drafter; None where only the bonus token has room.
+
+        Args:
+            num_drafts: those worth their time.
+            gamma: most drafts of a block.
+        """
+        room = self.num_remaining - 1
+        max_drafts = min(num_drafts, room)
         if max_drafts < 1 or self.is_plain_once:
             return None
         return DraftRequest(
@@ -157,6 +165,7 @@ class LiveRequest:
             self.request.sampling,
             max_drafts,
             self.num_verified,
+            min(gamma, room),
         )
 
     def can_use(self, block: DraftBlock) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -47,6 +47,7 @@ class Task:
     live: LiveRequest
     item: PrefillItem | VerifyItem
     num_drafted: int = 0
+    is_copied: bool = False
 
     @property
     def num_scheduled(self) -> int:
@@ -141,7 +142,8 @@ class Round:
             return {}
         asks = {}
         for live in self._turn_of(decoding, self._planner.num_to_draft(len(decoding), num_cohorts)):
-            ask = live.ask_for_block(self._planner.draft_len(live.draft_length, info.gamma))
+            num_drafts = self._planner.draft_len(live.draft_length, info.gamma)
+            ask = live.ask_for_block(num_drafts, info.gamma)
             if ask is not None:
                 asks[live.request_id] = ask
         return asks
@@ -194,11 +196,14 @@ class Round:
             block = blocks.get(live.request_id)
             # Never more than the output has room for beside the bonus token.
             confidences.append(block.confidence[: live.num_remaining - 1] if block else _NO_CONFIDENCES)
-        prefix_lens = self._planner.plan(step, confidences)
+        num_copied = sum(len(block.token_ids) for block in blocks.values() if block.is_copied)
+        prefix_lens = self._planner.plan(replace(step, num_copied=num_copied), confidences)
         tasks = []
         for live, confidence, prefix_len in zip(decoding, confidences, prefix_lens, strict=True):
-            item = _verify_item(live, blocks.get(live.request_id), prefix_len)
-            tasks.append(Task(live, item, num_drafted=len(confidence)))
+            block = blocks.get(live.request_id)
+            is_copied = block is not None and block.is_copied
+            item = _verify_item(live, block, prefix_len)
+            tasks.append(Task(live, item, num_drafted=len(confidence), is_copied=is_copied))
             live.is_plain_once = False
         return tasks
 
@@ -237,11 +242,18 @@ class Round:
         )
         self._count(task, num_accepted, len(token_ids), outcome.num_near_ties)
         live.num_verified = task.num_scheduled
-        live.draft_length.learn(task.num_drafted, task.num_scheduled, num_accepted)
+        live.was_copied = task.is_copied
+        if not task.is_copied:  # a copy costs nothing, however long
+            live.draft_length.learn(task.num_drafted, task.num_scheduled, num_accepted)
         if isinstance(task.item, PrefillItem):
             return None
         return RequestRound(
-            live.request_id, task.num_drafted, task.num_scheduled, num_accepted, len(token_ids)
+            live.request_id,
+            task.num_drafted,
+            task.num_scheduled,
+            num_accepted,
+            len(token_ids),
+            is_copied=task.is_copied,
         )
 
     def _count(self, task: Task, num_accepted: int, num_committed: int, num_near_ties: int) -> None:

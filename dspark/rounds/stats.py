@@ -78,13 +78,18 @@ class LoopStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestRound:
-    """What one round did for one request that was verified."""
+    """What one round did for one request that was verified.
+
+    Attributes:
+        is_copied: whether its drafts were copied from earlier text, without a pass of a model.
+    """
 
     request_id: str
     num_drafted: int
     num_scheduled: int
     num_accepted: int
     num_committed: int
+    is_copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

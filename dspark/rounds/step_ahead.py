@@ -23,7 +23,10 @@ class StepAhead:
 
     Attributes:
         request_ids: of those that decode, in order of arrival.
-        num_asked: drafts asked for, by request; 0 where it gets no block.
+        num_asked: drafts that a block may hold, by request; 0 where it gets none. One that was copied last
+            time is taken to be copied again.
+        num_copied: of them those that are taken to be copied, or, once the blocks are there, that are: they
+            took no time to make.
         prompts: prompt tokens of the same step.
         prefill_share: of the prompt tokens that a step may hold, those that this one does.
         weights: [R] of each request's tokens, see `dspark.scheduling.weights`; None: all 1.
@@ -40,6 +43,7 @@ class StepAhead:
     num_held: int = 0
     cohort: int = 0
     num_cohorts: int = 1
+    num_copied: int = 0
 
     @property
     def context_len(self) -> float:
@@ -64,9 +68,14 @@ def step_ahead(
     num_cohorts: int = 1,
 ) -> StepAhead:
     """The step of these requests, of whose drafts `asks` were asked for, beside such prompt tokens."""
+    pairs = [(live, asks.get(live.request_id)) for live in decoding]
+    copied = [ask.max_copied if ask and live.was_copied else 0 for live, ask in pairs]
     return StepAhead(
         request_ids=[live.request_id for live in decoding],
-        num_asked=[asks[live.request_id].max_drafts if live.request_id in asks else 0 for live in decoding],
+        num_asked=[
+            of_copy or (ask.max_drafts if ask else 0) for (_, ask), of_copy in zip(pairs, copied, strict=True)
+        ],
+        num_copied=sum(copied),
         prompts=prompts,
         prefill_share=prompts.batch_tokens / prefill_budget,
         weights=weights,

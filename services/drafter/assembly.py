@@ -32,7 +32,7 @@ async def load_drafter_service(settings: DrafterSettings) -> AsyncIterator[Serve
         engine = await worker.call(_load_engine, settings)
         idle = IdleRequests(settings.idle_ttl_s, time.monotonic)
         servicer = DrafterServicer(engine, worker, idle, feature_wait_s=settings.feature_wait_s)
-        metrics.expose_calibration(engine.info.gamma, engine.calibration_errors)
+        metrics.expose_calibration(engine.calibration_errors)
         tasks.append(asyncio.create_task(idle.sweep(servicer.close), name="freeing idle requests"))
         register = functools.partial(add_DrafterServiceServicer_to_server, servicer)
         yield Served(register, watched=tasks, drain=servicer.drain)

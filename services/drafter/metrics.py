@@ -29,10 +29,10 @@ CALIBRATION_ERROR = Gauge(
 )
 
 
-def expose_calibration(gamma: int, errors: Callable[[], Mapping[str, Sequence[float]]]) -> None:
+def expose_calibration(errors: Callable[[], Mapping[str, Sequence[float]]]) -> None:
     """Have the gauges read the engine whenever they are asked."""
-    for name in errors():
-        for position in range(gamma):
+    for name, found in errors().items():
+        for position in range(len(found)):
             CALIBRATION_ERROR.labels(name, position + 1).set_function(
                 functools.partial(lambda name, position: errors()[name][position], name, position)
             )

@@ -57,6 +57,7 @@ def requests_to_pb(requests: Iterable[DraftRequest]) -> drafter_pb2.DraftRequest
             sampling=sampling_to_pb(request.sampling),
             max_drafts=request.max_drafts,
             num_verified=request.num_verified,
+            max_copied=request.max_copied,
         )
         for request in requests
     ]
@@ -88,6 +89,7 @@ def _request_from_pb(item: drafter_pb2.DraftItem) -> DraftRequest:
         sampling=sampling_from_pb(item.sampling),
         max_drafts=item.max_drafts,
         num_verified=item.num_verified,
+        max_copied=item.max_copied,
     )
 
 
@@ -101,6 +103,7 @@ def blocks_to_pb(blocks: Iterable[DraftBlock], draft_ns: int) -> drafter_pb2.Dra
             base_committed_len=block.base_committed_len,
             token_ids=block.token_ids.tolist(),
             confidence=block.confidence.tolist(),
+            is_copied=block.is_copied,
         )
         write_sparse_probs(block.probs, message.probs)
     return response
@@ -130,6 +133,7 @@ def _block_from_pb(block: drafter_pb2.DraftBlock) -> DraftBlock:
         token_ids=token_ids_from_pb(block.token_ids),
         confidence=np.fromiter(block.confidence, np.float32, num_drafts),
         probs=sparse_probs_from_pb(block.probs),
+        is_copied=block.is_copied,
     )
 
 

@@ -51,6 +51,8 @@ def given(*strategies):
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 TOKEN = st.integers(0, 2**31 - 1)
+# -1 is the embedding
+LAYER = st.integers(-1, 2**31 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 TOKENS = st.lists(TOKEN, max_size=6).map(tuple)
@@ -130,7 +132,7 @@ def test_adjustments_without_a_repetition_penalty_are_refused() -> None:
     assert caught.value.field == "repetition_penalty"
 
 
-@given(st.builds(DrafterInfo, TEXT, U32, st.lists(U32, max_size=4).map(tuple), U32, U32, COSTS))
+@given(st.builds(DrafterInfo, TEXT, U32, st.lists(LAYER, max_size=4).map(tuple), U32, U32, COSTS))
 def test_drafter_info(info: DrafterInfo) -> None:
     assert drafter_wire.info_from_pb(over_the_wire(drafter_wire.info_to_pb(info))) == info
 
@@ -146,6 +148,7 @@ def test_drafter_info(info: DrafterInfo) -> None:
             SAMPLING,
             st.integers(1, 9),
             st.integers(0, 9),
+            st.integers(0, 15),
         )
     )
 )
@@ -153,13 +156,13 @@ def test_draft_requests(requests: list[DraftRequest]) -> None:
     assert drafter_wire.requests_from_pb(over_the_wire(drafter_wire.requests_to_pb(requests))) == requests
 
 
-@given(NAME, U64, U32, drafts(), st.data())
-def test_draft_blocks(request_id, epoch, base, block, data) -> None:
+@given(NAME, U64, U32, drafts(), st.booleans(), st.data())
+def test_draft_blocks(request_id, epoch, base, block, is_copied, data) -> None:
     token_ids, probs = block
     confidence = np.array(
         data.draw(st.lists(F32, min_size=len(token_ids), max_size=len(token_ids))), np.float32
     )
-    sent = [DraftBlock(request_id, epoch, base, token_ids, confidence, probs)]
+    sent = [DraftBlock(request_id, epoch, base, token_ids, confidence, probs, is_copied)]
     message = over_the_wire(drafter_wire.blocks_to_pb(sent, 123))
     assert message.draft_ns == 123
     assert same(drafter_wire.blocks_from_pb(message), sent)

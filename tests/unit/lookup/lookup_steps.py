@@ -27,6 +27,7 @@ def ask(
     sampling: SamplingParams = GREEDY,
     max_drafts: int = 4,
     num_verified: int = 0,
+    max_copied: int = 0,
 ) -> DraftRequest:
     """What is asked when so much is committed; its last token is the anchor."""
-    return DraftRequest(name, epoch, len(text), text[-1], sampling, max_drafts, num_verified)
+    return DraftRequest(name, epoch, len(text), text[-1], sampling, max_drafts, num_verified, max_copied)

@@ -58,7 +58,7 @@ def model() -> Model:
 
 @pytest.fixture
 def engine(model: Model) -> AssistedDraftEngine:
-    return AssistedDraftEngine(model, Lookup(4, 10_000))
+    return AssistedDraftEngine(model, Lookup(6, 10_000))
 
 
 def rounds(engine: AssistedDraftEngine, truth: Sequence[int], first: int, count: int) -> list[DraftBlock]:
@@ -133,3 +133,16 @@ def test_requests_of_both_kinds_share_a_draft_and_close_reaches_both(engine, mod
     assert not engine._lookup.is_ready(ask([1, 2, 3], name="b"))
     assert set(engine.calibration_errors()) == {"greedy", "greedy, lookup", "sampling, lookup"}
     assert engine.is_ready(ask([1, 2, 3], sampling=GREEDY))
+
+
+def test_a_copy_may_be_longer_than_what_is_asked_of_the_model_and_than_its_blocks(
+    engine: AssistedDraftEngine, model: Model
+) -> None:
+    assert engine.info.gamma == 6
+    rounds(engine, PERIOD * 60, 12, 40)
+    text = PERIOD * 8
+    engine.push(committed(text[:29], name="b", width=1))
+    blocks = [
+        engine.draft([ask(text[:30], name="b", max_drafts=2, max_copied=most)])[0] for most in (0, 5, 9)
+    ]
+    assert [len(one.token_ids) for one in blocks if one.is_copied] == [2, 5, 6]

@@ -170,8 +170,8 @@ def test_weights_move_the_budget_to_the_heavier_request():
         assert plan(planner, blocks, weights=[2.0, 1.0]) == [1, 0]
 
 
-def report(batch_tokens, step_s, *, num_drafted=4, draft_s=0.002):
-    verified = [RequestRound("r0", num_drafted, num_drafted, 0, 1)]
+def report(batch_tokens, step_s, *, num_drafted=4, draft_s=0.002, is_copied=False):
+    verified = [RequestRound("r0", num_drafted, num_drafted, 0, 1, is_copied=is_copied)]
     load = StepLoad(batch_tokens)
     return RoundReport(verified, 0, load, draft_s, plan_s=0.0, step_s=step_s, verify_s=step_s)
 
@@ -189,6 +189,16 @@ def test_plans_follow_what_rounds_cost_and_the_error_of_the_prediction_is_known(
         slow_drafts.observe(report(3, 0.011, draft_s=0.2))
     assert slow_drafts._curve(4, StepAhead(["r0"], [4])).draft_s > 0.02
     assert OffPlanner().cost_error == 0.0
+
+
+def test_copied_drafts_take_no_time_and_teach_nothing_about_that_of_a_model():
+    planner = adaptive(step_cost=STAIRS)
+    step = StepAhead(["r0"], [4])
+    before = planner._curve(4, step).draft_s
+    for _ in range(200):
+        planner.observe(report(5, 0.011, draft_s=1e-5, is_copied=True))
+    assert planner._curve(4, step).draft_s == before > 0.0
+    assert planner._curve(0, step).draft_s == 0.0
 
 
 # 20 ms, 0.1 ms a row; a row reads 4 µs a context token

@@ -18,7 +18,7 @@ from dspark.errors import (
 )
 from dspark.rounds.planner import FixedPlanner, planner_of
 from dspark.rounds.policies import POLICIES
-from tests.fakes import FakeVerifier, continuation, greedy_request
+from tests.fakes import FakeVerifier, continuation, greedy_request, step_costs
 
 
 async def test_the_output_is_that_of_plain_decoding_and_comes_in_blocks():
@@ -44,6 +44,23 @@ async def test_counters_follow_the_schema():
     assert counters.num_accepted_tokens == 9
     assert counters.num_accepted_tokens_per_pos == [3, 3, 3]
     assert counters.num_plain_rounds == 0
+
+
+@pytest.mark.parametrize("copies", [False, True])
+async def test_a_block_that_was_copied_is_not_made_shorter_for_what_it_was_worth(copies: bool):
+    verifier = FakeVerifier()
+    # a second draft is not worth its row
+    verifier.info = replace(verifier.info, step_cost=step_costs((1, 0.010), (2, 0.011), (8, 0.060)))
+    rig = Rig(verifier=verifier, planner=planner_of("early-stop"))
+    rig.drafter.copies, rig.drafter.num_right = copies, 1
+    async with rig.running() as loop:
+        tokens, _, _ = await read(loop.submit(greedy_request("a", max_new_tokens=40)))
+    assert tokens == continuation((1, 2, 3), 40)
+    asked = [call[0] for call in rig.drafter.calls]
+    assert {one.max_copied for one in asked[:5]} == {4}, "gamma, while there is room"
+    assert asked[-1].max_copied < 4
+    shorter = min(one.max_drafts for one in asked[:5])
+    assert shorter == 4 if copies else shorter < 4
 
 
 async def test_many_requests_share_rounds_and_leave_no_pages():

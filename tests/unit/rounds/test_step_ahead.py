@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dspark.rounds.request import LiveRequest
-from dspark.rounds.step_ahead import StepAhead, load_of_prompts
+from dspark.rounds.step_ahead import StepAhead, load_of_prompts, step_ahead
 from dspark.scheduling.surface import StepLoad
 from tests.fakes import greedy_request
 
@@ -26,3 +26,13 @@ def test_rows_that_decode_have_the_mean_context_and_prompts_their_own():
     assert step.context_len == 150.0
     assert step.load(12) == StepLoad(12, 311, 7 * 150 + 21)
     assert StepAhead([], [], StepLoad(5, 11, 21)).load(5) == StepLoad(5, 11, 21)
+
+
+def test_a_request_whose_drafts_were_copied_is_taken_to_have_them_copied_again():
+    modelled, copied = live(3, 0), live(3, 0)
+    copied.was_copied = True
+    asks = {"a": modelled.ask_for_block(2, gamma=6)}
+    assert step_ahead([modelled], asks, StepLoad(0), 1, None).num_asked == [2]
+    step = step_ahead([copied], asks, StepLoad(0), 1, None)
+    assert (step.num_asked, step.num_copied) == ([6], 6)
+    assert step_ahead([copied], {}, StepLoad(0), 1, None).num_asked == [0]
