@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -49,15 +50,10 @@ def prompts(folder: Path) -> Path:
     return path
 
 
-def start(
-    command: Sequence[str], target: Path, work: Path, *options: str, start_new_session: bool = False
-) -> subprocess.Popen[str]:
+def start(command: Sequence[str], target: Path, work: Path, *options: str) -> subprocess.Popen[str]:
     arguments = ["--target", str(target), "--work", str(work), "--out", str(work / "out")]
     return subprocess.Popen(
-        [sys.executable, *command, *arguments, *SHAPE, *DATA, *options],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=start_new_session,
+        [sys.executable, *command, *arguments, *SHAPE, *DATA, *options], stderr=subprocess.PIPE, text=True
     )
 
 
@@ -67,18 +63,27 @@ def finish(process: subprocess.Popen[str]) -> str:
     return error
 
 
-def kill_once(
-    process: subprocess.Popen[str],
-    is_time: Callable[[], bool],
-    kill: Callable[[subprocess.Popen[str]], None] = subprocess.Popen.kill,
-) -> None:
+def kill_once(process: subprocess.Popen[str], is_time: Callable[[], bool]) -> None:
     """SIGKILL when the condition holds."""
+    wait_until(is_time, process)
+    process.kill()
+    assert process.wait() == -9
+    process.communicate()
+
+
+def kill_worker_once(process: subprocess.Popen[str], is_time: Callable[[], bool]) -> None:
+    """SIGKILL one worker of torchrun when the condition holds; torchrun ends the others."""
+    wait_until(is_time, process)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(workers[0]), signal.SIGKILL)
+    process.communicate()
+    assert process.returncode != 0
+
+
+def wait_until(is_time: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     while not is_time():
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.002)
-    kill(process)
-    assert process.wait() == -9
-    process.communicate()
 
 
 def num_lines(path: Path) -> int:
@@ -187,8 +192,8 @@ def test_two_processes_with_a_shard_each_learn_what_one_does_killed_or_not(
     for name, value in trained(alone).items():
         torch.testing.assert_close(trained(folder / "shards")[name], value, rtol=1e-3, atol=1e-4)
     killed = folder / "killed-shards"
-    dying = start(TORCHRUN, target, killed, *options, start_new_session=True)
-    kill_once(dying, (killed / "trainer.pt").is_file, kill=lambda process: os.killpg(process.pid, 9))
+    dying = start(TORCHRUN, target, killed, *options)
+    kill_worker_once(dying, (killed / "trainer.pt").is_file)
     stopped_at = torch.load(killed / "trainer.pt", weights_only=True)["step"]
     assert 5 <= stopped_at < 30
     assert "resumed from the last checkpoint" in finish(start(TORCHRUN, target, killed, *options))

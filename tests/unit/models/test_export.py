@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from dspark.errors import ModelMismatchError
 from dspark.models.checkpoint import load_drafter, save_drafter
-from dspark.models.config import DrafterConfig
 from dspark.models.config_file import read_config
 from dspark.models.drafter import DSparkDrafter
 from dspark.models.export import check_export, export_deepspec, export_speculators
@@ -180,10 +179,8 @@ def test_conventions_are_converted_not_copied(targets: dict[str, Path], tmp_path
     assert config["block_size"] == TINY.gamma
     assert config["sample_from_anchor"] is True
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == TINY.gamma
-    assert config["speculators_config"]["verifier"] == {
-        "name_or_path": "a/target",
-        "architectures": ["Qwen3ForCausalLM"],
-    }
+    verifier = {"name_or_path": "a/target", "architectures": ["Qwen3ForCausalLM"]}
+    assert config["speculators_config"]["verifier"] == verifier
     assert tensors["d2t"].dtype == torch.int64
     assert (tensors["d2t"].numpy() + np.arange(len(ids))).tolist() == ids.tolist()
     assert np.flatnonzero(tensors["t2d"].numpy()).tolist() == ids.tolist()
@@ -236,7 +233,6 @@ def test_what_speculators_leaves_out_has_its_defaults(targets: dict[str, Path], 
     )
     config = read_config(path)
     assert (config.gamma, config.markov_rank, config.has_confidence_head) == (8, 256, True)
-    # of Qwen3Config
     assert (config.num_attention_heads, config.intermediate_size, config.rope_theta) == (32, 22016, 10000.0)
 
 
@@ -292,7 +288,7 @@ def test_speculators_own_classes_read_the_config(targets: dict[str, Path], tmp_p
     drafter = reduced(tmp_path / "drafter", targets["qwen3"])
     export_speculators(drafter, targets["qwen3"], tmp_path / "out", verifier="a/target")
     config = speculators.SpeculatorModelConfig.from_pretrained(str(tmp_path / "out"))
-    shape: DrafterConfig = drafter.config
+    shape = drafter.config
     assert type(config).__name__ == "DSparkSpeculatorConfig"
     assert config.block_size == shape.gamma
     assert config.draft_vocab_size == shape.draft_vocab_size

@@ -58,6 +58,7 @@ def test_shards_learn_what_copies_do(name: str, features: Path, tmp_path: Path) 
             tmp_path / sharding,
             drafter=drafter,
             recipe=RECIPES[name],
+            steps=4,
             micro_batches=2,
             sharding=sharding,
         )
