@@ -62,7 +62,7 @@ def last_layer_texts(model: Any, dtype: torch.dtype) -> Texts:
     taken: list[Tensor] = []
     hook = model.model.layers[-1].register_forward_hook(lambda _module, _inputs, output: taken.append(output))
     texts = {}
-    for name, (tokens, _) in texts_of(model, dtype).items():
+    for name, (tokens, _) in texts_of(model, dtype, [0]).items():
         taken.clear()
         with torch.inference_mode():
             model(torch.tensor([tokens]))
@@ -87,7 +87,11 @@ def test_chains_over_growing_contexts_are_those_of_the_equations(
     config = make()
     path = write_drafter(tmp_path / case, config, random_tensors(config, directory))
     engine, plain = make_engine(path, directory, dtype), PlainChain(path, embedding_dtype=dtype)
-    texts = last_layer_texts(model, dtype) if case == "mtp" else texts_of(model, dtype)
+    texts = (
+        last_layer_texts(model, dtype)
+        if case == "mtp"
+        else texts_of(model, dtype, config["target_layer_ids"])
+    )
     for name, length, block in rounds(engine, texts):
         tokens, features = texts[name]
         rows = as_published(features, directory, config) if case == "mtp" else features

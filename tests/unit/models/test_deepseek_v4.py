@@ -137,7 +137,7 @@ def test_experts_and_hyper_connections_are_refused_by_name(twins, target, tmp_pa
         ),
         ({"dspark_target_layer_ids": [0]}, r"mtp\.0\.main_proj\.weight has shape \(64, 128\)"),
         ({"n_mtp_layers": 3}, r"mtp\.2\.norm\.weight is missing"),
-        ({"num_hidden_layers": 2}, r"target_layer_ids \[0, 2\] must rise strictly within \[0, 0\]"),
+        ({"num_hidden_layers": 2}, r"target_layer_ids \[0, 2\] must rise strictly within \[-1, 0\]"),
     ],
 )
 def test_tensors_that_do_not_fit_the_keys_are_named(twins, tmp_path, changes, message) -> None:
