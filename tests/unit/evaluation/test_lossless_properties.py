@@ -83,7 +83,7 @@ class Tiny:
 
     def engines(self, drafter: int | None, *, num_pages: int = 64, step_cost=STEP_COSTS[1]) -> Engines:
         pool = make_pool(self.target, 16 * num_pages, default_cache_dir())
-        engine = TargetEngine(self.target, pool, has_taps=True)
+        engine = TargetEngine(self.target, pool, feeds_drafter=True)
         engine.info = replace(engine.info, step_cost=step_cost)
         return Engines(engine, None if drafter is None else self.drafter(drafter), InlineWorker())
 
