@@ -28,6 +28,9 @@ TRANSPORT_SECONDS = Histogram(
 BATCH_TOKENS = Histogram("dspark_round_batch_tokens", "Flattened tokens of a step.", buckets=_TOKENS)
 PREFILL_TOKENS = Counter("dspark_round_prefill_tokens", "Prompt tokens computed.")
 SCHEDULED = Histogram("dspark_round_prefix_len", "Drafts scheduled of a request in a round.", buckets=_BLOCK)
+ACCEPTED = Counter(
+    "dspark_round_accepted_drafts", "Drafts accepted, by who made them: a model or a copy.", ["made_by"]
+)
 COMMITTED = Histogram("dspark_round_committed", "Tokens a request committed in a round.", buckets=_BLOCK)
 
 POLICY = Info("dspark_scheduler_policy", "How prefixes and the number of cohorts are chosen.")
@@ -70,6 +73,7 @@ class RoundMetrics:
         for request in report.verified:
             SCHEDULED.observe(request.num_scheduled)
             COMMITTED.observe(request.num_committed)
+            ACCEPTED.labels("copy" if request.is_copied else "model").inc(request.num_accepted)
 
 
 def expose_policy(policy: str, cohorts: str) -> None:
