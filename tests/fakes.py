@@ -243,8 +243,7 @@ class FakeDrafter:
     async def draft(self, requests: Sequence[DraftRequest]) -> Sequence[DraftBlock]:
         self.calls.append(list(requests))
         await self._check_outage()
-        wanted = [one for one in requests if one.max_drafts or self.copies]
-        return [self._block(request) for request in wanted if self._is_ready(request)]
+        return [self._block(request) for request in requests if self._is_ready(request)]
 
     async def close(self, request_ids: Sequence[str]) -> None:
         await self._check_outage()

@@ -97,11 +97,11 @@ class DraftRequest:
     base_committed_len: int
     anchor_token: int
     sampling: SamplingParams
-    # as many as are worth the time to make them, at most gamma; 0: only such as cost nothing
+    # 1 <= max_drafts <= gamma: as many as are worth the time to make them.
     max_drafts: int
     # drafts of the request's last block that were verified; 0 where it had none in the last round
     num_verified: int = 0
-    # of drafts that cost nothing, such as copies: what the request may still commit, at most gamma
+    # the same for drafts that cost nothing to make, such as copies: what the request may still commit
     max_copied: int = 0
 
 
@@ -252,8 +252,6 @@ class DrafterInfo:
     vocab_size: int
     # (number of slots of all blocks, seconds of one draft), measured at start
     draft_cost: tuple[tuple[int, float], ...] = ()
-    # whether it can copy drafts from earlier text, which costs nothing
-    copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, FeatureBatch
 from dspark.engine.acceptance_odds import AcceptanceOdds, Lately
-from dspark.engine.lookup import Copy, Lookup, empty_block
+from dspark.engine.lookup import Copy, Lookup
 from dspark.rounds.local import DraftEngine
 
 # One in so many copies that look better gives way to the model, or its worth there would never be known.
@@ -55,7 +55,7 @@ class AssistedDraftEngine:
     def __init__(self, model: ModelEngine, lookup: Lookup) -> None:
         self._model, self._lookup = model, lookup
         gamma = model.info.gamma
-        self.info = replace(model.info, gamma=max(gamma, lookup.gamma), copies=True)
+        self.info = replace(model.info, gamma=max(gamma, lookup.gamma))
         self._odds = {"greedy": AcceptanceOdds(gamma), "sampling": AcceptanceOdds(gamma)}
         self._last: dict[str, _ModelBlock] = {}
         self._lately: dict[str, Lately] = {}
@@ -71,8 +71,8 @@ class AssistedDraftEngine:
         self._model.absorb()
 
     def is_ready(self, request: DraftRequest) -> bool:
-        """Whether what it takes to draft has arrived: features for the model, tokens for a copy."""
-        return self._lookup.is_ready(request) if request.max_drafts == 0 else self._model.is_ready(request)
+        """Whether the features of all tokens before the anchor have arrived."""
+        return self._model.is_ready(request)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftBlock]:
         """A block of either for each request that is ready; the others are left out."""
@@ -81,17 +81,15 @@ class AssistedDraftEngine:
         for request in requests:
             # The model learns from blocks that it drafted itself only.
             is_its_own = self._learn(request)
-            is_ready = self._lookup.is_ready(request)
-            copy = self._lookup.copy_for(request) if is_ready else None
-            if request.max_drafts > 0 and (copy is None or not self._is_better(copy, request)):
-                for_model.append(request if is_its_own else replace(request, num_verified=0))
-                self._last[request.request_id] = _ModelBlock(
-                    request.base_committed_len, copy.match_len if copy else 0, self._lately_of(request)
-                )
+            copy = self._lookup.copy_for(request) if self._lookup.is_ready(request) else None
+            if copy is not None and self._is_better(copy, request):
+                blocks.append(copy.block(request))
+                self._last.pop(request.request_id, None)
                 continue
-            self._last.pop(request.request_id, None)
-            if is_ready:
-                blocks.append(copy.block(request) if copy else empty_block(request))
+            for_model.append(request if is_its_own else replace(request, num_verified=0))
+            self._last[request.request_id] = _ModelBlock(
+                request.base_committed_len, copy.match_len if copy else 0, self._lately_of(request)
+            )
         return [*blocks, *self._model.draft(for_model)] if for_model else blocks
 
     def close(self, request_ids: Sequence[str]) -> None:

@@ -175,7 +175,7 @@ class LookupDraftEngine:
             pool_tokens: tokens of all requests together.
         """
         self._lookup = Lookup(gamma, pool_tokens)
-        self.info = DrafterInfo("prompt-lookup", gamma, (), hidden_size, vocab_size, copies=True)
+        self.info = DrafterInfo("prompt-lookup", gamma, (), hidden_size, vocab_size)
 
     def push(self, batch: FeatureBatch) -> None:
         """Take committed tokens."""
@@ -194,7 +194,7 @@ class LookupDraftEngine:
         for request in requests:
             if self._lookup.is_ready(request):
                 copy = self._lookup.copy_for(request)
-                blocks.append(copy.block(request) if copy else empty_block(request))
+                blocks.append(copy.block(request) if copy else _empty_block(request))
         return blocks
 
     def close(self, request_ids: Iterable[str]) -> None:
@@ -206,8 +206,7 @@ class LookupDraftEngine:
         return self._lookup.errors()
 
 
-def empty_block(request: DraftRequest) -> DraftBlock:
-    """The answer of a drafter that is ready and has nothing to propose."""
+def _empty_block(request: DraftRequest) -> DraftBlock:
     return DraftBlock(
         request.request_id,
         request.epoch,

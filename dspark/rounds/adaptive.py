@@ -6,11 +6,9 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 
-import numpy as np
-
 from dspark.decoding.types import Acceptance, DrafterInfo, SamplingParams, VerifierInfo
 from dspark.errors import InvalidRequestError
-from dspark.rounds.draft_guard import Copies, DraftGuard, Plan
+from dspark.rounds.draft_guard import DraftGuard, Plan
 from dspark.rounds.stats import RoundReport
 from dspark.rounds.step_ahead import StepAhead
 from dspark.scheduling.allocation import allocate_early_stop, best_budget, early_stop_budget
@@ -31,7 +29,6 @@ class AdaptivePlanner(ABC):
     """What these policies share: measured costs, draft lengths from past rounds, and the guard."""
 
     prepares = False
-    wants_copies = True
 
     def __init__(self) -> None:
         self._steps: CostModel | None = None
@@ -93,9 +90,7 @@ class AdaptivePlanner(ABC):
         curve = self._curve(num_drafts - step.num_copied, step)
         plan = self._search(step, confidences, curve)
         judged, plain_s = self._judged(plan, step, confidences, curve), self._plain_s(step, curve)
-        if num_drafts > step.num_copied:  # copies alone say nothing of what a model is worth
-            copies = _copies_in(judged, step, confidences)
-            self._guards[step.num_cohorts].judge(judged, curve, plain_s, copies)
+        self._guards[step.num_cohorts].judge(judged, curve, plain_s)
         return plan.prefix_lens
 
     @abstractmethod
@@ -231,18 +226,6 @@ class BarrierPlanner(AdaptivePlanner):
             return plan
         ranked = rank_drafts(confidences, step.weights)
         return plan_of(ranked, best_budget(ranked, curve))
-
-
-def _copies_in(plan: Plan, step: StepAhead, confidences: Sequence[Confidences]) -> Copies:
-    """The part of a plan that took no model."""
-    num_admitted, expected = 0, 0.0
-    for place, count in enumerate(step.copied):
-        if count and plan.prefix_lens[place]:
-            survivals = np.cumprod(confidences[place][: plan.prefix_lens[place]])
-            weight = 1.0 if step.weights is None else float(step.weights[place])
-            num_admitted += len(survivals)
-            expected += weight * float(survivals.sum())
-    return Copies(num_admitted, expected)
 
 
 def plan_of(ranked: RankedDrafts, num_admitted: int) -> Plan:

@@ -37,22 +37,6 @@ class Plan:
         return (self.expected + curve.prompt_gain) / curve.round_s(self.num_requests + self.num_admitted)
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """Drafts of a plan that took no time to make, which a round has without a model, too.
-
-    Attributes:
-        num_admitted: of the plan.
-        expected: weighted tokens that they commit.
-    """
-
-    num_admitted: int = 0
-    expected: float = 0.0
-
-
-NO_COPIES = Copies()
-
-
 class DraftGuard:
     """Looks at plans of earlier rounds only, so it is as causal as the allocation it guards.
 
@@ -82,19 +66,15 @@ class DraftGuard:
         self._num_probed = min(num_requests, max(self._num_probed, -(-num_requests // _PROBED_ONE_IN)))
         return self._num_probed
 
-    def judge(self, plan: Plan, curve: CapacityCurve, plain_s: float, copies: Copies = NO_COPIES) -> None:
-        """Compare a plan with a round that asked no model, and pause drafting after a row of losses.
+    def judge(self, plan: Plan, curve: CapacityCurve, plain_s: float) -> None:
+        """Compare a plan with a round that never drafted, and pause drafting after a row of losses.
 
         Args:
             plan: of a round.
             curve: what the round costs.
             plain_s: seconds of the same round without drafts.
-            copies: what such a round would still have verified.
         """
-        if copies.num_admitted:
-            size = plan.num_requests
-            plain_s += curve.round_s(size + copies.num_admitted) - curve.round_s(size)
-        plain = (plan.base + copies.expected + curve.prompt_gain) / plain_s
+        plain = (plan.base + curve.prompt_gain) / plain_s
         if plan.speed(curve) < plain:
             self._lose()
         elif self._num_probed is not None and self._num_probed < plan.num_requests:

@@ -51,11 +51,6 @@ class Planner(Protocol):
         """
         ...
 
-    @property
-    def wants_copies(self) -> bool:
-        """Whether drafts that cost nothing are wanted of the other requests as well."""
-        ...
-
     def draft_len(self, history: DraftLength, gamma: int) -> int:
         """Drafts to ask for in this round, at most gamma, from what earlier rounds of the request say."""
         ...
@@ -78,7 +73,6 @@ class FreePlanner:
     """A policy that needs no costs and takes every request."""
 
     prepares = False
-    wants_copies = False
 
     def learn_costs(self, verifier: VerifierInfo, drafter: DrafterInfo | None) -> None:
         """Needs none."""

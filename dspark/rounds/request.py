@@ -150,12 +150,12 @@ class LiveRequest:
         """What to ask of the drafter; None where only the bonus token has room.
 
         Args:
-            num_drafts: those worth their time; 0: only such as cost nothing.
+            num_drafts: those worth their time.
             gamma: most drafts of a block.
         """
         room = self.num_remaining - 1
         max_drafts = min(num_drafts, room)
-        if room < 1 or self.is_plain_once:
+        if max_drafts < 1 or self.is_plain_once:
             return None
         return DraftRequest(
             self.request_id,

@@ -140,13 +140,10 @@ class Round:
         info = self._drafts.info
         if info is None or not decoding:
             return {}
-        chosen = self._turn_of(decoding, self._planner.num_to_draft(len(decoding), num_cohorts))
-        wanted = {live.request_id: self._planner.draft_len(live.draft_length, info.gamma) for live in chosen}
-        # Copies cost nothing, so a pause of drafting is none for them.
-        members = decoding if info.copies and self._planner.wants_copies else chosen
         asks = {}
-        for live in members:
-            ask = live.ask_for_block(wanted.get(live.request_id, 0), info.gamma)
+        for live in self._turn_of(decoding, self._planner.num_to_draft(len(decoding), num_cohorts)):
+            num_drafts = self._planner.draft_len(live.draft_length, info.gamma)
+            ask = live.ask_for_block(num_drafts, info.gamma)
             if ask is not None:
                 asks[live.request_id] = ask
         return asks
@@ -181,14 +178,12 @@ class Round:
         if answer is None:
             return {}
         by_id = {live.request_id: live for live in decoding if live.request_id in asks}
-        of_model = {request_id for request_id, ask in asks.items() if ask.max_drafts > 0}
         blocks = {
             block.request_id: block
             for block in answer
             if block.request_id in by_id and by_id[block.request_id].can_use(block)
         }
-        for request_id in by_id.keys() & of_model:
-            live = by_id[request_id]
+        for request_id, live in by_id.items():
             live.num_rounds_without_block = 0 if request_id in blocks else live.num_rounds_without_block + 1
         return {request_id: block for request_id, block in blocks.items() if len(block.token_ids)}
 
@@ -201,14 +196,14 @@ class Round:
             block = blocks.get(live.request_id)
             # Never more than the output has room for beside the bonus token.
             confidences.append(block.confidence[: live.num_remaining - 1] if block else _NO_CONFIDENCES)
-        is_copied = [live.request_id in blocks and blocks[live.request_id].is_copied for live in decoding]
-        copied = [len(one) if is_copy else 0 for one, is_copy in zip(confidences, is_copied, strict=True)]
-        prefix_lens = self._planner.plan(replace(step, copied=copied), confidences)
+        num_copied = sum(len(block.token_ids) for block in blocks.values() if block.is_copied)
+        prefix_lens = self._planner.plan(replace(step, num_copied=num_copied), confidences)
         tasks = []
-        rows = zip(decoding, confidences, is_copied, prefix_lens, strict=True)
-        for live, confidence, is_copy, prefix_len in rows:
-            item = _verify_item(live, blocks.get(live.request_id), prefix_len)
-            tasks.append(Task(live, item, num_drafted=len(confidence), is_copied=is_copy))
+        for live, confidence, prefix_len in zip(decoding, confidences, prefix_lens, strict=True):
+            block = blocks.get(live.request_id)
+            is_copied = block is not None and block.is_copied
+            item = _verify_item(live, block, prefix_len)
+            tasks.append(Task(live, item, num_drafted=len(confidence), is_copied=is_copied))
             live.is_plain_once = False
         return tasks
 

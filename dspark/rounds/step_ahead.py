@@ -25,8 +25,8 @@ class StepAhead:
         request_ids: of those that decode, in order of arrival.
         num_asked: drafts that a block may hold, by request; 0 where it gets none. One that was copied last
             time is taken to be copied again.
-        copied: of them those that are taken to be copied, or, once the blocks are there, that are: they took
-            no time to make. By request; empty: none.
+        num_copied: of them those that are taken to be copied, or, once the blocks are there, that are: they
+            took no time to make.
         prompts: prompt tokens of the same step.
         prefill_share: of the prompt tokens that a step may hold, those that this one does.
         weights: [R] of each request's tokens, see `dspark.scheduling.weights`; None: all 1.
@@ -43,12 +43,7 @@ class StepAhead:
     num_held: int = 0
     cohort: int = 0
     num_cohorts: int = 1
-    copied: Sequence[int] = ()
-
-    @property
-    def num_copied(self) -> int:
-        """Drafts that took no time to make."""
-        return sum(self.copied)
+    num_copied: int = 0
 
     @property
     def context_len(self) -> float:
@@ -80,7 +75,7 @@ def step_ahead(
         num_asked=[
             of_copy or (ask.max_drafts if ask else 0) for (_, ask), of_copy in zip(pairs, copied, strict=True)
         ],
-        copied=copied,
+        num_copied=sum(copied),
         prompts=prompts,
         prefill_share=prompts.batch_tokens / prefill_budget,
         weights=weights,

@@ -31,7 +31,6 @@ def info_to_pb(info: DrafterInfo) -> drafter_pb2.GetDrafterInfoResponse:
         hidden_size=info.hidden_size,
         vocab_size=info.vocab_size,
         draft_cost=costs_to_pb(info.draft_cost),
-        copies=info.copies,
     )
 
 
@@ -44,7 +43,6 @@ def info_from_pb(message: drafter_pb2.GetDrafterInfoResponse) -> DrafterInfo:
         hidden_size=message.hidden_size,
         vocab_size=message.vocab_size,
         draft_cost=costs_from_pb(message.draft_cost),
-        copies=message.copies,
     )
 
 
@@ -81,10 +79,8 @@ def _request_from_pb(item: drafter_pb2.DraftItem) -> DraftRequest:
             f"base_committed_len of {item.request_id!r} is 0; a block needs an anchor token",
             "base_committed_len",
         )
-    if item.max_drafts == item.max_copied == 0:
-        raise InvalidRequestError(
-            f"max_drafts and max_copied of {item.request_id!r} are 0; ask for at least 1 draft", "max_drafts"
-        )
+    if item.max_drafts == 0:
+        raise InvalidRequestError(f"max_drafts of {item.request_id!r} is 0; ask for at least 1", "max_drafts")
     return DraftRequest(
         request_id=item.request_id,
         epoch=item.epoch,

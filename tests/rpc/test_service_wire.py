@@ -132,9 +132,7 @@ def test_adjustments_without_a_repetition_penalty_are_refused() -> None:
     assert caught.value.field == "repetition_penalty"
 
 
-@given(
-    st.builds(DrafterInfo, TEXT, U32, st.lists(LAYER, max_size=4).map(tuple), U32, U32, COSTS, st.booleans())
-)
+@given(st.builds(DrafterInfo, TEXT, U32, st.lists(LAYER, max_size=4).map(tuple), U32, U32, COSTS))
 def test_drafter_info(info: DrafterInfo) -> None:
     assert drafter_wire.info_from_pb(over_the_wire(drafter_wire.info_to_pb(info))) == info
 

@@ -146,17 +146,3 @@ def test_a_copy_may_be_longer_than_what_is_asked_of_the_model_and_than_its_block
         engine.draft([ask(text[:30], name="b", max_drafts=2, max_copied=most)])[0] for most in (0, 5, 9)
     ]
     assert [len(one.token_ids) for one in blocks if one.is_copied] == [2, 5, 6]
-
-
-def test_without_a_wish_for_a_model_it_answers_with_copies_or_with_nothing(
-    engine: AssistedDraftEngine, model: Model
-) -> None:
-    assert engine.info.copies
-    texts = {"a": PERIOD * 4, "b": list(range(100, 120))}
-    for name, text in texts.items():
-        engine.push(committed(text[:-1], name=name, width=1))
-    asks = [ask(text, name=name, max_drafts=0, max_copied=3) for name, text in texts.items()]
-    assert all(map(engine.is_ready, asks))
-    assert [one.token_ids.tolist() for one in engine.draft(asks)] == [PERIOD[:3], []]
-    assert model.asked == []
-    assert not engine.is_ready(ask([1, 2, 3], name="c", max_drafts=0, max_copied=3)), "its tokens are unknown"

@@ -20,15 +20,7 @@ from tests.fakes import FakeDrafter, FakeVerifier, step_costs
 
 
 def plan(
-    planner,
-    blocks,
-    num_prefill_tokens=0,
-    *,
-    request_ids=None,
-    weights=None,
-    prefill_share=0.0,
-    context_len=0,
-    copied=(),
+    planner, blocks, num_prefill_tokens=0, *, request_ids=None, weights=None, prefill_share=0.0, context_len=0
 ):
     """A round as the loop makes it: prepare, then plan."""
     step = StepAhead(
@@ -38,7 +30,6 @@ def plan(
         prefill_share,
         None if weights is None else np.array(weights),
         num_held=context_len * len(blocks),
-        copied=copied,
     )
     if planner.prepares and any(step.num_asked):
         planner.prepare(step)
@@ -127,22 +118,6 @@ def test_the_barrier_judges_a_probe_by_what_its_confidences_would_have_allowed()
     assert plan(planner, [[0.95] * 2], request_ids=["a"]) == [0], "the budget is from before the pause"
     assert planner.num_to_draft(1) == 1
     assert [plan(planner, [[0.95] * 2], request_ids=["a"]) for _ in range(2)] == [[0], [2]]
-
-
-def test_copies_are_verified_where_a_model_does_not_pay_and_do_not_make_it_seem_to():
-    planner, copy, hopeless = adaptive(), [0.95] * 4, [0.01] * 4
-    for _ in range(4):
-        assert planner.num_to_draft(2) == 2
-        prefix_lens = plan(planner, [copy, hopeless], copied=[4, 0])
-        assert (prefix_lens[0], prefix_lens[1]) == (4, 0)
-    assert planner.num_to_draft(2) == 0, "the copies alone would have been faster"
-
-
-def test_rounds_of_copies_alone_say_nothing_of_a_model():
-    planner = adaptive()
-    for _ in range(8):
-        assert sum(plan(planner, [[0.01] * 4] * 2, copied=[4, 4])) == 0
-        assert planner.num_to_draft(2) == 2
 
 
 def test_one_good_round_ends_the_suspicion():

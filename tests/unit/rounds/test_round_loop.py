@@ -63,24 +63,6 @@ async def test_a_block_that_was_copied_is_not_made_shorter_for_what_it_was_worth
     assert shorter == 4 if copies else shorter < 4
 
 
-@pytest.mark.parametrize("policy", ["early-stop", "off"])
-async def test_copies_are_asked_for_while_a_model_pauses_but_never_of_plain_decoding(policy):
-    rig = Rig(planner=planner_of(policy))
-    rig.drafter.num_right = 0
-    rig.drafter.info = replace(rig.drafter.info, copies=True, draft_cost=((1, 5.0), (64, 5.0)))
-    async with rig.running() as loop:
-        tokens, _, _ = await read(loop.submit(greedy_request("a", max_new_tokens=30)))
-    assert tokens == continuation((1, 2, 3), 30)
-    asked = [call[0] for call in rig.drafter.calls]
-    assert all(one.max_copied > 0 for one in asked)
-    of_model = [one.max_drafts > 0 for one in asked]
-    if policy == "off":
-        assert asked == []
-    else:
-        assert of_model[:4] == [True] * 4
-        assert of_model[4:12] == [False] * 8, "the first pause"
-
-
 async def test_many_requests_share_rounds_and_leave_no_pages():
     rig = Rig(max_running=5, prefill_tokens=6)
     prompts = {f"r{n}": [n + 1] * (n % 9 + 1) for n in range(17)}
