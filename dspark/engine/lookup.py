@@ -23,6 +23,7 @@ from dspark.engine.ngrams import IndexedText
 DEFAULT_GAMMA = 10
 # Drafts of a copy beside a model's blocks: they cost no time to make, and a text that repeats itself goes on.
 LONGEST_COPY = 15
+_LEAST_SURVIVAL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +123,14 @@ class Lookup:
         match = known.text.match()
         if match is None:
             return None
-        count = min(max(request.max_drafts, request.max_copied), self.gamma)
+        most = min(max(request.max_drafts, request.max_copied), self.gamma)
+        chances = odds.chances(match.length, known.lately, most)
+        # a draft that hardly ever survives would only be ranked in vain
+        count = max(1, int((np.cumprod(chances) >= _LEAST_SURVIVAL).sum()))
         copy = Copy(
             base_committed_len=request.base_committed_len,
             token_ids=known.text.continuation(match, count),
-            confidence=odds.chances(match.length, known.lately, count),
+            confidence=chances[:count],
             match_len=match.length,
             lately=known.lately,
         )

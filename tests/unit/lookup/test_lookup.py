@@ -115,3 +115,14 @@ def test_a_block_is_no_longer_than_gamma(gamma: int) -> None:
     assert engine.info.gamma == gamma
     assert engine.info.target_layer_ids == ()
     assert len(drafts(engine, ask(TEXT, max_drafts=9))) == gamma
+
+
+def test_drafts_that_hardly_ever_survive_are_left_out() -> None:
+    # the token 0 comes again and again, each time with another one behind it
+    text = [token for number in range(1, 200) for token in (0, number)]
+    engine = LookupDraftEngine(hidden_size=8, vocab_size=300, gamma=8)
+    lengths = []
+    for length in range(5, len(text), 2):
+        engine.push(committed(text[: length - 1]))
+        lengths.append(len(drafts(engine, ask(text[:length], max_drafts=8))))
+    assert lengths[0] > lengths[-1] == 1
