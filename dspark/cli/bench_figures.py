@@ -148,10 +148,6 @@ def _write(directory: Path, collection: Collection, figures: list[Figure], notes
 
     origin = " · ".join(f"{name} {value}" for name, value in _tasks(collection.reference).items())
     page = page_of(figures, notes, collection.remarks, origin)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"--report {directory} cannot be made: {error.strerror}") from error
     write = functools.partial(write_text, "--report")
     write(directory / "figures.html", html_of(page))
     write(directory / "figures.md", markdown_of(page, "figures.html"))

@@ -265,10 +265,6 @@ def _write_report(directory: Path, results: Results, figures: Figures, report: R
 
     write = functools.partial(write_text, "--report")
     metrics = replace(report, figures=figures.as_dict()).document()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"--report {directory} cannot be made: {error.strerror}") from error
     write(directory / FILE, results_text(results))
     write(directory / "metrics.json", json.dumps(metrics, indent=1, ensure_ascii=False) + "\n")
     page = page_of(results, figures)

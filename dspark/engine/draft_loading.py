@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from dspark.engine.assisted import AssistedDraftEngine
-from dspark.engine.draft_base import PagedDraftEngine
-from dspark.engine.drafter_engines import load_draft_engine
+from dspark.engine.draft import DraftEngine
+from dspark.engine.draft_base import DraftOptions, PagedDraftEngine
+from dspark.engine.draft_chain import ChainDraftEngine
 from dspark.engine.lookup import DEFAULT_GAMMA, LONGEST_COPY, Lookup, LookupDraftEngine
+from dspark.engine.pages import PAGE_SIZE, PagePool
+from dspark.models.calibration import Calibration
+from dspark.models.chain import ChainDrafter
+from dspark.models.checkpoint import load_drafter
+from dspark.models.config import DrafterConfig
 from dspark.models.config_file import read_config
+from dspark.models.drafter import Drafter, DSparkDrafter
 from dspark.models.method import is_prompt_lookup
 
 AnyDraftEngine = PagedDraftEngine | LookupDraftEngine | AssistedDraftEngine
@@ -37,7 +45,7 @@ def load_engine_for(
     with_lookup: bool = False,
     gamma: int | None = None,
 ) -> AnyDraftEngine:
-    """Load a drafter over its target.
+    """Load a drafter over its target; what a draft of a model costs is measured.
 
     Args:
         drafter: a drafter directory, or `PROMPT_LOOKUP`.
@@ -60,12 +68,41 @@ def load_engine_for(
             gamma=gamma or DEFAULT_GAMMA,
             pool_tokens=pool_tokens,
         )
-    engine = load_draft_engine(
-        drafter, target, dtype=dtype, pool_tokens=pool_tokens, refits=refits, cache_dir=cache_dir
+    model = load_drafter(drafter, target, dtype=dtype)
+    options = DraftOptions(
+        name=drafter.name,
+        calibration=Calibration.read(drafter, model.config.gamma),
+        refits=refits,
+        cache_dir=cache_dir,
     )
+    pool = context_pool(model.config, max(1, pool_tokens // PAGE_SIZE), dtype=dtype, cache_dir=cache_dir)
+    engine = make_draft_engine(model, pool, options)
+    engine.info = replace(engine.info, draft_cost=engine.measure())
     if not with_lookup:
         return engine
     return AssistedDraftEngine(engine, Lookup(max(engine.info.gamma, LONGEST_COPY), pool_tokens))
+
+
+def context_pool(
+    config: DrafterConfig, num_pages: int, *, dtype: torch.dtype, cache_dir: Path | None = None
+) -> PagePool:
+    """Pages for the contexts of a drafter's requests."""
+    return PagePool(
+        num_pages=num_pages,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        cache_dir=cache_dir,
+    )
+
+
+def make_draft_engine(drafter: Drafter, pool: PagePool, options: DraftOptions) -> PagedDraftEngine:
+    """The engine for a drafter of this kind, whose weights it packs."""
+    if isinstance(drafter, ChainDrafter):
+        return ChainDraftEngine(drafter, pool, **options)
+    assert isinstance(drafter, DSparkDrafter), type(drafter)
+    return DraftEngine(drafter, pool, **options)
 
 
 def _sizes(target: Path) -> tuple[int, int]:

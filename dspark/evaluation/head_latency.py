@@ -26,7 +26,8 @@ from dspark.decoding.types import (
     VerifyStatus,
 )
 from dspark.engine.draft import DraftEngine
-from dspark.engine.pages import PAGE_SIZE, PagePool
+from dspark.engine.draft_loading import context_pool
+from dspark.engine.pages import PAGE_SIZE
 from dspark.engine.target import TargetEngine
 from dspark.models.checkpoint import build_drafter, read_target_tensors
 from dspark.models.config import DrafterConfig
@@ -111,15 +112,8 @@ def _untrained(config: DrafterConfig, target: Path, dtype: torch.dtype) -> DSpar
 def _drafter_engine(
     drafter: DSparkDrafter, dtype: torch.dtype, context_len: int, cache_dir: Path
 ) -> DraftEngine:
-    config = drafter.config
-    pool = PagePool(
-        num_pages=2 + (context_len + config.gamma) // PAGE_SIZE,
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        dtype=dtype,
-        cache_dir=cache_dir,
-    )
+    num_pages = 2 + (context_len + drafter.config.gamma) // PAGE_SIZE
+    pool = context_pool(drafter.config, num_pages, dtype=dtype, cache_dir=cache_dir)
     return DraftEngine(drafter, pool, cache_dir=cache_dir)
 
 

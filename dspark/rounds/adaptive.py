@@ -56,9 +56,8 @@ class AdaptivePlanner(ABC):
         """Correct the costs by what the round took."""
         assert self._steps is not None, "learn_costs comes first"
         self._steps.observe(report.load, report.step_s)
-        num_slots = sum(request.num_drafted for request in report.verified if not request.is_copied)
-        if self._drafts is not None and num_slots:
-            self._drafts.observe(StepLoad(num_slots), report.draft_s)
+        if self._drafts is not None:
+            self._drafts.observe(StepLoad(report.num_slots), report.draft_s)
 
     @property
     def cost_error(self) -> float:

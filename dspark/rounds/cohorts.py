@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from dspark.decoding.types import DrafterInfo, VerifierInfo
 from dspark.rounds.clock import Clock
 from dspark.rounds.config import LoopConfig
@@ -18,14 +16,6 @@ from dspark.rounds.target_link import TargetLink
 from dspark.scheduling.capacity import CapacityCurve
 from dspark.scheduling.cohorts import AlwaysTwo, CohortChoice, CohortRound
 from dspark.scheduling.surface import CapacitySurface
-
-
-class _Tally(NamedTuple):
-    """Sums over all rounds so far."""
-
-    num_verified: int
-    num_slots: int
-    num_accepted: int
 
 
 class CohortRounds:
@@ -70,7 +60,7 @@ class CohortRounds:
         """
         if self._choice is None:
             return await self._whole.run()
-        started_s, before = self._clock.now(), self._tally()
+        started_s = self._clock.now()
         num_wanted = self._choice.next(self._roster.num_open if self._drafts.is_ready else 0)
         # A cohort that was drafted is verified before there is one again.
         is_last = num_wanted == 1 and self._paired.has_drafted
@@ -86,28 +76,20 @@ class CohortRounds:
             report = await self._whole.run()
             is_typical = True
         if report is not None and is_typical:
-            self._choice.observe(self._seen(before, report, self._clock.now() - started_s))
+            self._choice.observe(_seen(report, self._clock.now() - started_s))
         return report
 
-    def _tally(self) -> _Tally:
-        counters = self.counters
-        return _Tally(
-            counters.num_drafts + counters.num_plain_rounds,
-            counters.num_proposed_tokens,
-            counters.num_accepted_tokens,
-        )
 
-    def _seen(self, before: _Tally, report: RoundReport, seconds: float) -> CohortRound:
-        after = self._tally()
-        num_verified = after.num_verified - before.num_verified
-        return CohortRound(
-            num_requests=num_verified,
-            num_slots=after.num_slots - before.num_slots,
-            num_tokens=report.batch_tokens,
-            num_prompt_tokens=report.num_prefill_tokens,
-            num_committed=num_verified + after.num_accepted - before.num_accepted,
-            seconds=seconds,
-        )
+def _seen(report: RoundReport, seconds: float) -> CohortRound:
+    num_requests = len(report.verified)
+    return CohortRound(
+        num_requests=num_requests,
+        num_slots=report.num_slots,
+        num_tokens=report.batch_tokens,
+        num_prompt_tokens=report.num_prefill_tokens,
+        num_committed=num_requests + sum(one.num_accepted for one in report.verified),
+        seconds=seconds,
+    )
 
 
 def _choice_of(setting: CohortSetting) -> CohortChoice | AlwaysTwo | None:

@@ -12,9 +12,10 @@ from dspark.rounds.config import LoopConfig
 from dspark.rounds.draft_source import DraftSource
 from dspark.rounds.request import LiveRequest, Phase
 from dspark.rounds.roster import Roster
-from dspark.rounds.round import Round, Task, load_of_chunks
+from dspark.rounds.round import Round
 from dspark.rounds.stats import RoundReport
 from dspark.rounds.step_ahead import StepAhead, step_ahead, weights_of
+from dspark.rounds.tasks import Task, load_of_chunks
 from dspark.scheduling.surface import StepLoad
 
 _NUM_COHORTS = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,8 +16,6 @@ from dspark.decoding.types import (
     RoundStats,
     StepResult,
     TokenDelta,
-    TokenIds,
-    VerifyItem,
     VerifyOutcome,
     VerifyStatus,
 )
@@ -29,30 +27,14 @@ from dspark.rounds.planner import Planner
 from dspark.rounds.request import LiveRequest, Phase
 from dspark.rounds.roster import Roster
 from dspark.rounds.stats import RequestRound, RoundCounters, RoundReport
-from dspark.rounds.step_ahead import StepAhead, load_of_prompts, step_ahead, weights_of
+from dspark.rounds.step_ahead import StepAhead, step_ahead, weights_of
 from dspark.rounds.target_link import TargetLink
+from dspark.rounds.tasks import Task, load_of_chunks, verify_task
 from dspark.scheduling.prompts import PromptLeft, divide_prompt_tokens
 from dspark.scheduling.ranking import Confidences
-from dspark.scheduling.surface import StepLoad
 from dspark.scheduling.weights import standing
 
-_NO_DRAFTS: TokenIds = np.zeros(0, dtype=np.int32)
 _NO_CONFIDENCES: Confidences = np.zeros(0, dtype=np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One request's part in a step."""
-
-    live: LiveRequest
-    item: PrefillItem | VerifyItem
-    num_drafted: int = 0
-    is_copied: bool = False
-
-    @property
-    def num_scheduled(self) -> int:
-        """Drafts it has verified."""
-        return len(self.item.draft_token_ids) if isinstance(self.item, VerifyItem) else 0
 
 
 class Round:
@@ -196,14 +178,15 @@ class Round:
             block = blocks.get(live.request_id)
             # Never more than the output has room for beside the bonus token.
             confidences.append(block.confidence[: live.num_remaining - 1] if block else _NO_CONFIDENCES)
-        num_copied = sum(len(block.token_ids) for block in blocks.values() if block.is_copied)
+        copied = {request_id for request_id, block in blocks.items() if block.is_copied}
+        num_copied = sum(
+            len(one) for live, one in zip(decoding, confidences, strict=True) if live.request_id in copied
+        )
         prefix_lens = self._planner.plan(replace(step, num_copied=num_copied), confidences)
         tasks = []
         for live, confidence, prefix_len in zip(decoding, confidences, prefix_lens, strict=True):
             block = blocks.get(live.request_id)
-            is_copied = block is not None and block.is_copied
-            item = _verify_item(live, block, prefix_len)
-            tasks.append(Task(live, item, num_drafted=len(confidence), is_copied=is_copied))
+            tasks.append(verify_task(live, block, len(confidence), prefix_len))
             live.is_plain_once = False
         return tasks
 
@@ -299,16 +282,3 @@ class Round:
                 field="prompt_token_ids",
             ),
         )
-
-
-def _verify_item(live: LiveRequest, block: DraftBlock | None, prefix_len: int) -> VerifyItem:
-    drafts = block.token_ids[:prefix_len] if block else _NO_DRAFTS
-    probs = block.probs[:prefix_len] if block else ()
-    return VerifyItem(live.request_id, live.epoch, live.committed_len, drafts, probs)
-
-
-def load_of_chunks(chunks: Sequence[Task]) -> StepLoad:
-    """What the prompt tokens of these parts of a step are to it."""
-    return load_of_prompts(
-        (one.live, one.item.num_tokens) for one in chunks if isinstance(one.item, PrefillItem)
-    )

@@ -109,6 +109,11 @@ class RoundReport:
     verify_s: float
 
     @property
+    def num_slots(self) -> int:
+        """Slots that a model computed; copies took none."""
+        return sum(one.num_drafted for one in self.verified if not one.is_copied)
+
+    @property
     def batch_tokens(self) -> int:
         """Flattened tokens of the step."""
         return self.load.batch_tokens

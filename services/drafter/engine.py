@@ -1,4 +1,4 @@
-"""What the service needs from a draft engine. `load_draft_engine` makes one that fits; so does a fake."""
+"""What the service needs from a draft engine. `load_engine_for` makes one that fits; so does a fake."""
 
 from __future__ import annotations
 

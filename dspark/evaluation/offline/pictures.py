@@ -11,7 +11,7 @@ from dspark.evaluation.offline.results import Results
 # Shares of fewer drafts are noise, and are not drawn.
 LEAST_JUDGED = 20
 _LEAST_PREDICTED = 10
-_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def length_panel(figures: Figures, results: Results) -> Panel:
@@ -97,21 +97,26 @@ def reliability_panels(figures: Figures, results: Results) -> list[Panel]:
         last = len(own[0].quality.positions) - 1
         # Most drafts end at the first positions; the last ones show what is left.
         places = sorted({place for place in (0, 1, 2, (2 + last) // 2, last) if place <= last})
-        panels += [_reliability_panel(own, place, temperature) for place in places]
-        errors = [
-            Series(
-                one.calibration,
-                [(number + 1, 100 * place.ece) for number, place in enumerate(one.quality.positions)],
-            )
-            for one in own
-        ]
-        title = f"Calibration error, T = {temperature:g}"
-        ticks = range(results.gamma + 1)
-        panels.append(Panel(title, "position in the block", "ECE, %", errors, x_ticks=ticks))
+        panels += [reliability_panel(own, place, temperature) for place in places]
+        panels.append(error_panel(own, temperature, results.gamma))
     return panels
 
 
-def _reliability_panel(own: Sequence[GroupQuality], place: int, temperature: float) -> Panel:
+def error_panel(own: Sequence[GroupQuality], temperature: float, gamma: int) -> Panel:
+    """Calibration error by position, a line for each calibration."""
+    errors = [
+        Series(
+            one.calibration,
+            [(number + 1, 100 * place.ece) for number, place in enumerate(one.quality.positions)],
+        )
+        for one in own
+    ]
+    title = f"Calibration error, T = {temperature:g}"
+    return Panel(title, "position in the block", "ECE, %", errors, x_ticks=range(gamma + 1))
+
+
+def reliability_panel(own: Sequence[GroupQuality], place: int, temperature: float) -> Panel:
+    """Observed against predicted survival at one position, a line for each calibration."""
     series = [Series("calibrated", [(0.0, 0.0), (1.0, 1.0)], is_guide=True)]
     series += [
         Series(
@@ -125,7 +130,7 @@ def _reliability_panel(own: Sequence[GroupQuality], place: int, temperature: flo
         for one in own
     ]
     title = f"Survival of draft {place + 1}, T = {temperature:g}"
-    return Panel(title, "predicted", "observed", series, x_ticks=_SHARES, y_high=1.0)
+    return Panel(title, "predicted", "observed", series, x_ticks=SHARES, y_high=1.0)
 
 
 def _drawn(series: Sequence[Series]) -> list[Series]:

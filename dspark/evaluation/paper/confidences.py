@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from dspark.evaluation.chart import Panel, Series
 from dspark.evaluation.offline.confidence import PositionQuality
-from dspark.evaluation.offline.figures import ALL, DOMAIN, GroupQuality
+from dspark.evaluation.offline.figures import ALL, DOMAIN
+from dspark.evaluation.offline.pictures import SHARES, error_panel, reliability_panel
 from dspark.evaluation.paper import published
 from dspark.evaluation.paper.collection import Collection
 from dspark.evaluation.paper.figure import Figure, temperature_of
 from dspark.evaluation.paper.shapes import Shape, grows
-
-_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def threshold(collection: Collection) -> Figure | None:
@@ -38,12 +37,10 @@ def threshold(collection: Collection) -> Figure | None:
             "least confidence",
             "share",
             rates,
-            x_ticks=_SHARES,
+            x_ticks=SHARES,
             y_high=1.0,
         ),
-        Panel(
-            "Committed under a threshold", "least confidence", "tokens per round", lengths, x_ticks=_SHARES
-        ),
+        Panel("Committed under a threshold", "least confidence", "tokens per round", lengths, x_ticks=SHARES),
     )
     shapes = []
     for one in own:
@@ -68,16 +65,9 @@ def reliability(collection: Collection) -> Figure | None:
     ]
     if not own:
         return None
-    errors = [
-        Series(
-            one.calibration,
-            [(number + 1, 100 * place.ece) for number, place in enumerate(one.quality.positions)],
-        )
-        for one in own
-    ]
-    panels = [Panel("Calibration error of the survival", "position in the block", "ECE, %", errors)]
-    for place in (0, len(own[0].quality.positions) // 2):
-        panels.append(_reliability_panel(own, place))
+    temperature, middle = temperature_of(member), len(own[0].quality.positions) // 2
+    panels = [error_panel(own, temperature, member.gamma)]
+    panels += [reliability_panel(own, place, temperature) for place in sorted({0, middle})]
     by_name = {one.calibration: one.quality for one in own}
     shapes = []
     if {"raw", "STS"} <= by_name.keys():
@@ -88,16 +78,6 @@ def reliability(collection: Collection) -> Figure | None:
         found = f"at most {before:.1%} before, {after:.1%} after"
         shapes.append(Shape("STS lowers the calibration error", told, found, after < before))
     return Figure("fig6", "Fig. 6: reliability", (), tuple(panels), tuple(shapes))
-
-
-def _reliability_panel(own: Sequence[GroupQuality], place: int) -> Panel:
-    series = [Series("calibrated", [(0.0, 0.0), (1.0, 1.0)], is_guide=True)]
-    series += [
-        Series(one.calibration, [(bar.predicted, bar.observed) for bar in one.quality.positions[place].bins])
-        for one in own
-    ]
-    title = f"Survival of draft {place + 1}"
-    return Panel(title, "predicted", "observed", series, x_ticks=_SHARES, y_high=1.0)
 
 
 def _worst_error(positions: Sequence[PositionQuality]) -> float:

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dspark.evaluation.generation import EnginePlan, Engines, LocalDecoder, load_engines
+from dspark.evaluation.generation import EnginePlan, Engines, load_engines
 from dspark.evaluation.lossless.tiny import write_tiny_pair
-from dspark.evaluation.requests import make_requests
 from dspark.evaluation.tasks import TaskPrompt
 from dspark.evaluation.threads import one_thread
 from dspark.models.checkpoint import build_drafter, read_target_tensors, save_drafter
 from dspark.models.config import QWEN3, QWEN3_EAGLE3, QWEN3_MTP
 from dspark.models.config_file import read_config
-from dspark.rounds.policies import POLICIES
+from tests.plain_text import drafted_by_policy
 
 PROMPTS = [TaskPrompt("t", n, "", tuple((n + k) % 5 for k in range(3 + n))) for n in range(2)]
 
@@ -49,21 +48,8 @@ def write_headless(directory: Path, target: Path, architecture: str) -> None:
     save_drafter(drafter, directory)
 
 
-async def outputs(engines: Engines, policy: str, *, is_coupled: bool) -> tuple[list[tuple[int, ...]], int]:
-    async with LocalDecoder(engines, policy=policy) as decoder:
-        requests = make_requests(
-            PROMPTS, 10, (), temperature=0.9 if is_coupled else 0.0, is_coupled=is_coupled, label=policy
-        )
-        texts = [one.token_ids for one in await decoder.generate(requests)]
-        return texts, decoder.stats.counters.num_draft_tokens
-
-
 @pytest.mark.parametrize("is_coupled", [False, True], ids=["greedy", "coupled"])
 async def test_every_policy_makes_the_text_of_plain_decoding(engines: Engines, is_coupled: bool) -> None:
-    drafted = {}
-    plain, _ = await outputs(engines, "off", is_coupled=is_coupled)
-    for policy in POLICIES:
-        texts, drafted[policy] = await outputs(engines, policy, is_coupled=is_coupled)
-        assert texts == plain, policy
+    drafted = await drafted_by_policy(engines, PROMPTS, 10, is_coupled=is_coupled)
     assert drafted["fixed"] > 0
     assert drafted["threshold"] > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,15 @@ from dspark.cli.main import main
 from dspark.errors import ModelMismatchError
 from dspark.models.checkpoint import load_drafter, save_drafter
 from dspark.models.config import QWEN3_EAGLE3
-from dspark.models.config_file import read_config, write_config
-from dspark.models.fit import expected_shapes
+from dspark.models.config_file import read_config
 from tests.deepspec_files import (
     eagle3_config,
-    gemma4_target,
     mtp_config,
-    qwen3_target,
     random_tensors,
     shapes_of,
     write_drafter,
 )
+from tests.published_configurations import check_published_tensors, check_written_as_read
 
 _SIZES = {"max_position_embeddings": 40960, "vocab_size": 151936}
 # the sizes of DeepSpec section 0.3
@@ -67,14 +64,6 @@ GEMMA_12B: dict[str, Any] = eagle3_config(
 )
 
 
-@pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("targets")
-    qwen3_target(root / "qwen3")
-    gemma4_target(root / "gemma4")
-    return {"qwen3": root / "qwen3", "gemma4": root / "gemma4"}
-
-
 @pytest.mark.parametrize(
     ("config", "num_tensors", "num_parameters"),
     [(QWEN3_4B, 16, 927_344_896), (QWEN3_14B, 16, 2_053_918_976), (GEMMA_12B, 18, 2_362_269_185)],
@@ -83,22 +72,12 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_published_sizes_ask_for_the_published_tensors(
     config: dict[str, Any], num_tensors: int, num_parameters: int, tmp_path: Path
 ) -> None:
-    shapes = expected_shapes(read_config(write_drafter(tmp_path, config, {})))
-    assert shapes == shapes_of(config)
-    copies = 2 * config["vocab_size"] * config["hidden_size"]
-    assert len(shapes) + 2 == num_tensors
-    assert sum(torch.Size(shape).numel() for shape in shapes.values()) + copies == num_parameters
+    check_published_tensors(config, num_tensors, num_parameters, tmp_path)
 
 
 @pytest.mark.parametrize("config", [QWEN3_4B, GEMMA_12B, mtp_config()], ids=["qwen3", "gemma4", "mtp"])
 def test_a_configuration_is_written_as_it_was_read(config: dict[str, Any], tmp_path: Path) -> None:
-    shape = read_config(write_drafter(tmp_path, config, {}))
-    (tmp_path / "again").mkdir()
-    write_config(shape, tmp_path / "again")
-    assert read_config(tmp_path / "again") == shape
-    written = json.loads((tmp_path / "again/config.json").read_text())
-    same = {key for key in written if key in config} - {"head_dim", "num_key_value_heads", "rope_parameters"}
-    assert {key: written[key] for key in same} == {key: config[key] for key in same}
+    written = check_written_as_read(config, tmp_path)
     assert not {"mask_token_id", "markov_rank", "enable_confidence_head"} & set(written)
 
 

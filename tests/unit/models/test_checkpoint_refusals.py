@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,15 @@ from safetensors.torch import load_file, save_file
 from dspark.errors import ModelMismatchError
 from dspark.models.checkpoint import load_drafter
 from dspark.models.config import GEMMA4
-from dspark.models.config_file import read_config, write_config
-from dspark.models.fit import expected_shapes
+from dspark.models.config_file import read_config
 from tests.deepspec_files import (
     gemma4_config,
-    gemma4_target,
     heads_of,
     qwen3_config,
-    qwen3_target,
     random_tensors,
-    shapes_of,
     write_drafter,
 )
+from tests.published_configurations import check_published_tensors, check_written_as_read
 
 # config.json of deepseek-ai/dspark_qwen3_8b_block7, every key (DeepSpec section 1.3)
 PUBLISHED_8B: dict[str, Any] = {
@@ -91,14 +87,6 @@ GEMMA_12B: dict[str, Any] = gemma4_config(
 )
 
 
-@pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("targets")
-    qwen3_target(root / "qwen3")
-    gemma4_target(root / "gemma4")
-    return {"qwen3": root / "qwen3", "gemma4": root / "gemma4"}
-
-
 @pytest.mark.parametrize(
     ("config", "num_tensors", "num_parameters"),
     [(PUBLISHED_8B, 64, 2_371_081_729), (DFLASH, 60, 2_293_286_144), (GEMMA_12B, 74, 3_430_444_550)],
@@ -107,11 +95,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_published_configurations_ask_for_the_published_tensors(
     config: dict[str, Any], num_tensors: int, num_parameters: int, tmp_path: Path
 ) -> None:
-    shapes = expected_shapes(read_config(write_drafter(tmp_path, config, {})))
-    assert shapes == shapes_of(config)
-    copies = 2 * config["vocab_size"] * config["hidden_size"]
-    assert len(shapes) + 2 == num_tensors
-    assert sum(torch.Size(shape).numel() for shape in shapes.values()) + copies == num_parameters
+    check_published_tensors(config, num_tensors, num_parameters, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -125,13 +109,7 @@ def test_published_configurations_ask_for_the_published_tensors(
     ],
 )
 def test_a_configuration_is_written_as_it_was_read(config: dict[str, Any], tmp_path: Path) -> None:
-    shape = read_config(write_drafter(tmp_path, config, {}))
-    (tmp_path / "again").mkdir()
-    write_config(shape, tmp_path / "again")
-    assert read_config(tmp_path / "again") == shape
-    written = json.loads((tmp_path / "again/config.json").read_text())
-    same = {key for key in written if key in config} - {"head_dim", "num_key_value_heads", "rope_parameters"}
-    assert {key: written[key] for key in same} == {key: config[key] for key in same}
+    written = check_written_as_read(config, tmp_path)
     assert ("markov_head_type" in written) == ("markov_head_type" in config)
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, FeatureBatch, SamplingParams
 from dspark.engine.draft_base import PagedDraftEngine
-from dspark.engine.drafter_engines import make_draft_engine
-from dspark.engine.pages import PagePool
+from dspark.engine.draft_loading import context_pool, make_draft_engine
 from dspark.engine.taps import feature_words
 from dspark.models.checkpoint import load_drafter
 from tests.deepspec_files import (
@@ -64,14 +63,7 @@ def texts_of(model: Any, dtype: torch.dtype, taps: list[int]) -> Texts:
 
 def make_engine(path: Path, target: Path, dtype: torch.dtype) -> PagedDraftEngine:
     drafter = load_drafter(path, target, dtype=dtype)
-    config = drafter.config
-    pool = PagePool(
-        num_pages=16,
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        dtype=dtype,
-    )
+    pool = context_pool(drafter.config, 16, dtype=dtype)
     return make_draft_engine(drafter, pool, {})
 
 

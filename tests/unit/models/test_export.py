@@ -24,10 +24,8 @@ from tests.deepspec_files import (
     TAPS,
     VOCAB,
     gemma4_config,
-    gemma4_target,
     heads_of,
     qwen3_config,
-    qwen3_target,
     random_tensors,
     write_drafter,
 )
@@ -41,14 +39,6 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 # not in order
 DRAFT_IDS = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(2))[:24]
-
-
-@pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("targets")
-    qwen3_target(root / "qwen3")
-    gemma4_target(root / "gemma4")
-    return {"qwen3": root / "qwen3", "gemma4": root / "gemma4"}
 
 
 def reduced(directory: Path, target: Path, ids: torch.Tensor = DRAFT_IDS, **heads: Any) -> DSparkDrafter:

@@ -192,6 +192,7 @@ def test_plans_follow_what_rounds_cost_and_the_error_of_the_prediction_is_known(
 
 
 def test_copied_drafts_take_no_time_and_teach_nothing_about_that_of_a_model():
+    assert [report(5, 0.011, is_copied=copied).num_slots for copied in (False, True)] == [4, 0]
     planner = adaptive(step_cost=STAIRS)
     step = StepAhead(["r0"], [4])
     before = planner._curve(4, step).draft_s
