@@ -62,6 +62,12 @@ def add_parser(subparsers: Any) -> None:
         "cross entropy of the target's distribution",
     )
     shape.add_argument("--init", type=Path, help="drafter directory to start from; its shape wins")
+    shape.add_argument(
+        "--start",
+        choices=("target", "noise"),
+        help="what the layers of a new drafter start as: copies of the target's last ones (default), or "
+        "noise (default with --recipe published)",
+    )
     shape.add_argument("--layers", type=positive, help="draft layers (default: 2)")
     shape.add_argument("--gamma", type=positive, help="drafts per block (default: 7, of mtp 1)")
     shape.add_argument(
@@ -129,6 +135,14 @@ def _add_recipe_options(group: Any) -> None:
         help="share of the run in which blocks grow: one slot at every position first, then 2 to gamma "
         "(default: 0, gamma from the start)",
     )
+    group.add_argument(
+        "--block-lens",
+        type=_lengths,
+        default=(),
+        metavar="N,...",
+        help="slots of the blocks of one step after the other, over and over, such as 2,7; shorter blocks "
+        "are as many more (default: gamma in all)",
+    )
 
 
 def _add_run_options(group: Any) -> None:
@@ -161,6 +175,11 @@ def _add_run_options(group: Any) -> None:
     group.add_argument("--seed", type=int, default=0)
 
 
+def _lengths(text: str) -> tuple[int, ...]:
+    """`2,7` as numbers, each above 0."""
+    return tuple(positive(part) for part in text.split(","))
+
+
 def _recipe(args: argparse.Namespace) -> Recipe:
     """The named recipe with the parts that were given on the command line."""
     from dspark.training.blocks import AnchorRule
@@ -182,6 +201,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         schedule=Schedule(args.schedule or recipe.schedule),
         learning_rate=args.lr or recipe.learning_rate,
         growing_share=args.growing_share,
+        block_lens=args.block_lens,
     )
 
 
@@ -258,6 +278,7 @@ def _shape(args: argparse.Namespace) -> DrafterPlan:
 
     kind = DrafterKind(args.kind)
     gamma = args.gamma or kind.usual_gamma
+    start = args.start or ("noise" if args.recipe == "published" else "target")
     if kind is not DrafterKind.DSPARK:
         parts = ("layers", "rank", "head", "confidence_head")
         given = [f"--{one.replace('_', '-')}" for one in parts if getattr(args, one) is not None]
@@ -266,7 +287,9 @@ def _shape(args: argparse.Namespace) -> DrafterPlan:
                 f"{', '.join(given)} shape a DSpark drafter, and --kind {kind} has one layer and no heads; "
                 "leave them out"
             )
-        return DrafterPlan(gamma=gamma, draft_vocab_size=args.draft_vocab, kind=kind)
+        return DrafterPlan(
+            gamma=gamma, draft_vocab_size=args.draft_vocab, kind=kind, copies_layers=start == "target"
+        )
     rank = 64 if args.rank is None else args.rank
     return DrafterPlan(
         num_layers=args.layers or 2,
@@ -275,6 +298,7 @@ def _shape(args: argparse.Namespace) -> DrafterPlan:
         markov_head_type=args.head or "vanilla",
         confidence=args.confidence_head or ("markov" if rank else "none"),
         draft_vocab_size=args.draft_vocab,
+        copies_layers=start == "target",
     )
 
 

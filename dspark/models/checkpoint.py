@@ -84,6 +84,19 @@ def read_target_tensors(target: Path) -> dict[str, Tensor]:
     return result
 
 
+def read_target_layer(target: Path, layer: int) -> dict[str, Tensor]:
+    """Tensors of one decoder layer of a target directory, by names such as `self_attn.q_proj.weight`."""
+    prefixes = tuple(f"{prefix}layers.{layer}." for prefix in _PREFIXES)
+    found: dict[str, Tensor] = {}
+    for path in sorted(target.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for key in file.keys():  # noqa: SIM118 - not a mapping
+                prefix = next((one for one in prefixes if key.startswith(one)), None)
+                if prefix is not None:
+                    found[key.removeprefix(prefix)] = file.get_tensor(key)
+    return found
+
+
 def build_drafter(config: DrafterConfig, target: dict[str, Tensor], d2t: Tensor | None) -> Drafter:
     """An untrained drafter over the target's embedding and head.
 

@@ -15,7 +15,7 @@ from dspark.decoding.types import FinishReason
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.target import TargetEngine, make_pool
 from dspark.errors import ConfigurationError
-from dspark.models.checkpoint import build_drafter, read_target_tensors
+from dspark.models.checkpoint import build_drafter, read_target_layer, read_target_tensors
 from dspark.models.config import DrafterConfig
 from dspark.models.drafter import Drafter
 from dspark.training.blocks import AnchorRule, BlockBatch, BlockSampler
@@ -32,6 +32,7 @@ from dspark.training.generate import (
 from dspark.training.precision import set_training_dtype, training_dtype
 from dspark.training.responses import Sample, read_rows, to_samples
 from dspark.training.shapes import DrafterPlan, load_trainable, shape_of
+from dspark.training.target_start import copied_layers, copy_layers
 from dspark.training.vocabulary import choose_draft_vocabulary, invert_vocabulary
 
 Report = Callable[[str], None]
@@ -204,6 +205,9 @@ def new_drafter(
     )
     drafter = build_drafter(shape, tensors, d2t if shape.draft_vocab_size else None)
     drafter.initialise(torch.Generator().manual_seed(seed), tensors["norm"])
+    if plan.copies_layers:
+        numbers = copied_layers(shape.num_hidden_layers, shape.num_target_layers)
+        copy_layers(drafter, [read_target_layer(target, number) for number in numbers])
     return set_training_dtype(drafter, training_dtype()), coverage
 
 

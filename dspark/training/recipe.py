@@ -15,7 +15,7 @@ from dspark.training.blocks import AnchorRule
 from dspark.training.losses import LossWeights
 from dspark.training.muon import Muon
 
-_WARM_UP_STEPS = 100
+_WARM_UP_STEPS = 20
 _FALL_SHARE = 0.4
 _COSINE_WARM_UP_SHARE = 0.04
 
@@ -30,7 +30,7 @@ class OptimiserKind(StrEnum):
 class Schedule(StrEnum):
     """How the learning rate moves over a run."""
 
-    # 100 steps up, constant, linear to zero over the last 40 %.
+    # 20 steps up, constant, linear to zero over the last 40 %.
     TRAPEZOID = "trapezoid"
     # Up over the first 4 %, then half a cosine to zero (DeepSpec section 4.3, without its overshoot).
     COSINE = "cosine"
@@ -44,6 +44,7 @@ class Recipe:
         position_decay: decay of the position weights, in slots.
         learning_rate: of the weight matrices; with Muon the rest has three quarters of it.
         growing_share: of the run in which blocks grow from one slot to gamma.
+        block_lens: slots of the blocks of one step after the other, over and over; empty: gamma in all.
     """
 
     loss: LossWeights
@@ -53,6 +54,7 @@ class Recipe:
     schedule: Schedule
     learning_rate: float
     growing_share: float = 0.0
+    block_lens: tuple[int, ...] = ()
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -111,10 +113,16 @@ def rate_share(schedule: Schedule, *, step: int, total_steps: int | None, progre
     return _half_cosine((step - warm_up) / (total_steps - warm_up))
 
 
-def block_len_at(progress: float, *, growing_share: float, gamma: int) -> int:
-    """Slots of a block: one for half of the growing share, then 2 to gamma for equally long each."""
+def block_len_at(recipe: Recipe, *, step: int, progress: float, gamma: int) -> int:
+    """Slots of the blocks of a step.
+
+    While blocks grow: one for half of the growing share, then 2 to gamma for equally long each. After that as
+    `Recipe.block_lens` says, and never more than gamma.
+    """
+    growing_share = recipe.growing_share
     if progress >= growing_share or gamma == 1:
-        return gamma
+        lens = recipe.block_lens or (gamma,)
+        return min(lens[step % len(lens)], gamma)
     grown = 2 * progress / growing_share - 1
     return 1 if grown < 0 else 2 + int(grown * (gamma - 1))
 

@@ -46,6 +46,7 @@ class DrafterPlan:
         markov_head_type: "vanilla", "gated" or "rnn".
         confidence: what its confidence head reads: "markov" (hidden state and token before), "hidden", or
             "none" for no confidence head.
+        copies_layers: whether its layers start as copies of the target's last ones, not as noise.
     """
 
     num_layers: int = 2
@@ -56,6 +57,7 @@ class DrafterPlan:
     draft_vocab_size: int = 8192
     mask_token_id: int = 4
     kind: DrafterKind = DrafterKind.DSPARK
+    copies_layers: bool = True
 
 
 def shape_of(plan: DrafterPlan, num_target_layers: int, cached_layers: tuple[int, ...]) -> dict[str, Any]:

@@ -206,8 +206,9 @@ class Trainer:
         world, count = self._world, self._config.micro_batches
         numbers = range(self._step * count + world.rank, (self._step + 1) * count, world.size)
         block_len = block_len_at(
-            self._share_done(),
-            growing_share=self._config.recipe.growing_share,
+            self._config.recipe,
+            step=self._step,
+            progress=self._share_done(),
             gamma=self._drafter.config.gamma,
         )
         batches = [self._sampler.batch(number, block_len) for number in numbers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from dspark.errors import ModelMismatchError
+from dspark.models.checkpoint import read_target_layer
 from dspark.training.pipeline import new_drafter
-from dspark.training.shapes import DrafterPlan
+from dspark.training.shapes import DrafterKind, DrafterPlan
+from dspark.training.target_start import copy_layers
 from tests.deepspec_files import (
     TAPS,
     VOCAB,
@@ -89,3 +92,65 @@ def test_a_drafter_for_gemma_cannot(tmp_path: Path) -> None:
     write_drafter(tmp_path / "drafter", config, random_tensors(config, target))
     with pytest.raises(ModelMismatchError, match=r"only Qwen3DSparkModel, .* can be trained"):
         new_drafter(DrafterPlan(), target, shape, OneText(), seed=0, init=tmp_path / "drafter")
+
+
+def test_layers_start_as_copies_of_the_last_ones_of_the_target(qwen3: tuple[Path, Any]) -> None:
+    plan = DrafterPlan(markov_rank=8)
+    drafter, _ = new_drafter(plan, *qwen3, OneText(), seed=0, init=None)
+    num_layers = qwen3[1].num_hidden_layers
+    for index, number in enumerate((num_layers - 2, num_layers - 1)):
+        copied = read_target_layer(qwen3[0], number)
+        own = drafter.backbone.layers[index].state_dict()
+        assert own.keys() == copied.keys()
+        for name, tensor in copied.items():
+            assert torch.equal(own[name].float(), tensor.float()), (index, name)
+    norm = drafter.get_parameter("backbone.hidden_norm.weight")
+    assert torch.equal(norm, copied["input_layernorm.weight"].float())
+    size = drafter.config.hidden_size
+    fused = drafter.get_parameter("backbone.fc.weight")
+    assert torch.allclose(fused[:, -size:], 0.5 * torch.eye(size), atol=0.1)
+    assert fused[:, :size].abs().max() < 0.1
+    noise, _ = new_drafter(replace(plan, copies_layers=False), *qwen3, OneText(), seed=0, init=None)
+    assert not torch.equal(
+        noise.get_parameter("backbone.layers.1.mlp.up_proj.weight"),
+        drafter.get_parameter("backbone.layers.1.mlp.up_proj.weight"),
+    )
+
+
+def test_norms_of_heads_that_the_target_has_not_get_the_size_of_what_they_norm(
+    qwen3: tuple[Path, Any],
+) -> None:
+    drafter, _ = new_drafter(DrafterPlan(markov_rank=8), *qwen3, OneText(), seed=0, init=None)
+    layers = [read_target_layer(qwen3[0], 0) for _ in range(2)]
+    for layer in layers:
+        layer["self_attn.k_proj.weight"] *= 3
+        for part in ("q", "k"):
+            del layer[f"self_attn.{part}_norm.weight"]
+    copy_layers(drafter, layers)
+    attention = drafter.backbone.layers[1].self_attn
+    normed = torch.randn(4096, drafter.config.hidden_size) * drafter.backbone.layers[1].input_layernorm.weight
+    for part in ("q", "k"):
+        found = normed @ layers[0][f"self_attn.{part}_proj.weight"].float().t()
+        weight = attention.get_parameter(f"{part}_norm.weight")
+        assert torch.allclose(weight, found.pow(2).mean().sqrt(), rtol=0.05), part
+
+
+def test_an_attention_of_eagle3_starts_with_the_target_in_the_columns_of_its_state(
+    qwen3: tuple[Path, Any],
+) -> None:
+    drafter, _ = new_drafter(DrafterPlan(kind=DrafterKind.EAGLE3), *qwen3, OneText(), seed=0, init=None)
+    copied = read_target_layer(qwen3[0], qwen3[1].num_hidden_layers - 1)["self_attn.q_proj.weight"]
+    own = drafter.get_parameter("backbone.layers.0.self_attn.q_proj.weight")
+    width = copied.shape[1]
+    assert torch.equal(own[:, width:], copied.float())
+    assert 0 < own[:, :width].std().item() < 0.03
+
+
+def test_what_has_other_shapes_stays_noise(qwen3: tuple[Path, Any]) -> None:
+    drafter, _ = new_drafter(
+        DrafterPlan(markov_rank=8, copies_layers=False), *qwen3, OneText(), seed=0, init=None
+    )
+    before = drafter.get_parameter("backbone.layers.0.mlp.up_proj.weight").clone()
+    layers = [{"mlp.up_proj.weight": torch.ones(before.shape[0] + 1, before.shape[1])}, {}]
+    assert copy_layers(drafter, layers) == 0
+    assert torch.equal(drafter.get_parameter("backbone.layers.0.mlp.up_proj.weight"), before)

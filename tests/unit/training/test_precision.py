@@ -15,7 +15,7 @@ from dspark.models.drafter import DSparkDrafter
 from dspark.training.blocks import BlockBatch
 from dspark.training.fused_loss import load_fused_loss
 from dspark.training.losses import LossWeights, Teacher
-from dspark.training.muon import Muon
+from dspark.training.muon import Muon, orthogonalise
 from dspark.training.objective import run_blocks
 from dspark.training.precision import set_training_dtype, training_dtype
 from tests.tiny_drafters import TINY
@@ -114,6 +114,21 @@ def test_muon_steps_as_torchs_in_bfloat16_and_nearly_so_in_float32(shape: tuple[
     for dtype, bound in ((torch.bfloat16, 1e-6), (torch.float32, 0.02)):
         ours = take_muon_steps(partial(make_muon, dtype), shape)
         assert (ours - expected).abs().max() < bound
+
+
+@pytest.mark.parametrize("turn", [False, True])
+def test_muon_takes_the_longer_side_of_a_matrix_in_blocks(turn: bool) -> None:
+    torch.manual_seed(3)
+    gradient = torch.randn(192, 48)
+    update = orthogonalise(gradient.t() if turn else gradient, torch.float32)
+    update = update.t() if turn else update
+    for start in range(0, 192, 64):
+        block = orthogonalise(gradient[start : start + 64], torch.float32)
+        assert torch.allclose(update[start : start + 64], block, atol=1e-5)
+    sizes = torch.linalg.svdvals(update[:64])
+    assert sizes.min() > 0.3
+    assert sizes.max() < 1.3
+    assert torch.linalg.svdvals(update).max() > 1.4
 
 
 def test_the_dtype_is_what_torch_multiplies_fast_here() -> None:

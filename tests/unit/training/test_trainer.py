@@ -156,9 +156,15 @@ def test_shorter_blocks_are_as_many_more(features: Path, tmp_path: Path) -> None
 
 
 def test_blocks_grow_over_their_share_of_the_run() -> None:
-    lengths = [block_len_at(progress / 20, growing_share=0.5, gamma=4) for progress in range(12)]
+    growing = replace(RECIPES["dspark"], growing_share=0.5)
+    lengths = [block_len_at(growing, step=0, progress=progress / 20, gamma=4) for progress in range(12)]
     assert lengths == [1, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 4]
-    assert block_len_at(0.0, growing_share=0.0, gamma=4) == 4
+    assert block_len_at(RECIPES["dspark"], step=0, progress=0.0, gamma=4) == 4
+
+
+def test_blocks_take_the_given_lengths_in_turn_and_never_more_than_gamma() -> None:
+    recipe = replace(RECIPES["dspark"], block_lens=(2, 9, 3))
+    assert [block_len_at(recipe, step=step, progress=0.0, gamma=4) for step in range(5)] == [2, 4, 3, 2, 4]
 
 
 def test_a_run_starts_with_the_held_out_figures_of_the_drafter_it_is_given(
@@ -201,7 +207,7 @@ def test_the_trapezoid_falls_over_its_last_two_fifths() -> None:
     def share(step: int, progress: float) -> float:
         return rate_share(Schedule.TRAPEZOID, step=step, total_steps=None, progress=progress)
 
-    assert [share(0, 0.0), share(99, 0.1), share(500, 0.6)] == pytest.approx([0.01, 1.0, 1.0])
+    assert [share(0, 0.0), share(19, 0.1), share(500, 0.6)] == pytest.approx([0.05, 1.0, 1.0])
     assert [share(800, 0.8), share(999, 1.0)] == pytest.approx([0.5, 0.0])
 
 
