@@ -114,11 +114,17 @@ def _report(collection: Collection, figures: list[Figure], notes: list[str]) -> 
 
 
 def _budget_checks(collection: Collection) -> list[Check]:
-    """A comparison of drafters is one of budgets unless these are equal."""
-    budgets = [one.blocks for one in collection.main if one.blocks is not None]
-    if len(budgets) < 2:
+    """A comparison of drafters is one of budgets unless these are equal, in blocks or in hours."""
+    trained = [one for one in collection.main if one.blocks and one.hours]
+    if len(trained) < 2:
         return []
-    return [at_least("smallest over largest budget, blocks", min(budgets) / max(budgets), 0.95)]
+    by_unit = {
+        "blocks": [float(one.blocks or 0) for one in trained],
+        "hours": [one.hours or 0.0 for one in trained],
+    }
+    ratios = {unit: min(budgets) / max(budgets) for unit, budgets in by_unit.items()}
+    unit = max(ratios, key=lambda one: ratios[one])
+    return [at_least(f"smallest over largest budget, {unit}", ratios[unit], 0.95)]
 
 
 def _describe(member: Member) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dspark.evaluation.paper.collection import Collection
 from dspark.evaluation.paper.conditional import conditional_acceptance
 from dspark.evaluation.paper.confidences import reliability, threshold
 from dspark.evaluation.paper.figure import Figure
+from dspark.evaluation.paper.learning import learning
 from dspark.evaluation.paper.lengths import accepted_lengths
 from dspark.evaluation.paper.scaling import depth, gamma
 
@@ -20,6 +21,7 @@ _MAKERS: tuple[Callable[[Collection], Figure | None], ...] = (
     gamma,
     threshold,
     reliability,
+    learning,
 )
 
 
@@ -37,11 +39,20 @@ def notes_on(collection: Collection) -> list[str]:
     ]
     trained = [one for one in collection.members if one.blocks is not None]
     budgets = [one.blocks for one in trained if one.blocks is not None]
-    if budgets and max(budgets) > (1 + _MOST_DIFFERENCE) * min(budgets):
-        told = ", ".join(f"{one.name} {one.blocks}" for one in trained)
-        notes.append(f"Budgets of training differ, in blocks: {told}.")
-    elif budgets:
+    hours = [one.hours for one in trained if one.hours is not None]
+    told = ", ".join(f"{one.name} {one.blocks}" for one in trained)
+    if _are_equal(budgets):
         notes.append(f"All were trained on the same number of blocks: {min(budgets)} to {max(budgets)}.")
+    elif _are_equal(hours):
+        notes.append(
+            f"All were trained for the same time, {min(hours):.2f} to {max(hours):.2f} hours; blocks: {told}."
+        )
+    elif budgets:
+        notes.append(f"Budgets of training differ, in blocks: {told}.")
     if unknown := [one.name for one in collection.members if one.blocks is None and one.num_layers]:
         notes.append(f"Nothing is recorded of the training of {', '.join(unknown)}.")
     return notes
+
+
+def _are_equal(budgets: Sequence[float]) -> bool:
+    return len(budgets) > 0 and max(budgets) <= (1 + _MOST_DIFFERENCE) * min(budgets)

@@ -2,6 +2,7 @@
 
 DIR/NAME/rounds.json     what `dspark evaluate --report` keeps; its setup says what the drafter is
 DIR/NAME/speed.json      of `dspark bench speed --json`, where that was run
+DIR/NAME/metrics.jsonl   of the training run, where it was copied there
 DIR/latency.json         of `dspark bench figures --latency`, where that was run
 DIR/remarks.json         what the authors say to a figure, by its key, where they say anything
 """
@@ -18,11 +19,28 @@ from dspark.errors import ConfigurationError
 from dspark.evaluation.head_latency import RoundLatency
 from dspark.evaluation.offline.figures import Figures, figures_of
 from dspark.evaluation.offline.results import FILE, Results, read_results
+from dspark.training.metrics import FILE_NAME as METRICS
+from dspark.training.metrics import read_metrics
 
 DSPARK, DFLASH, EAGLE3 = "DSpark", "DFlash", "Eagle3"
 LATENCY, REMARKS, SPEED = "latency.json", "remarks.json", "speed.json"
 # Drafters whose block is made in one pass; depth and gamma are compared among these.
 PARALLEL = (DSPARK, DFLASH)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a drafter had learned at one moment of its training.
+
+    Attributes:
+        blocks: trained on so far.
+        hours: of training so far.
+        committed: tokens per round of whole blocks on held-out text, greedily.
+    """
+
+    blocks: float
+    hours: float
+    committed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +54,7 @@ class Member:
         blocks: trained on; None: not known.
         hours: of training.
         speed: tokens per second over those of plain decoding in the same run; None: not measured.
+        curve: held-out figures during training, oldest first; empty: not stored.
     """
 
     name: str
@@ -46,6 +65,7 @@ class Member:
     blocks: int | None = None
     hours: float | None = None
     speed: float | None = None
+    curve: tuple[Learned, ...] = ()
 
     @property
     def gamma(self) -> int:
@@ -140,7 +160,22 @@ def _read_member(path: Path) -> Member:
         blocks=setup.get("trained_blocks"),
         hours=setup.get("trained_hours"),
         speed=float(speed["ratios"]["dspark_vs_plain"]) if speed else None,
+        curve=_read_curve(path.parent),
     )
+
+
+def _read_curve(directory: Path) -> tuple[Learned, ...]:
+    """The rows of metrics that were measured on held-out text."""
+    if not (directory / METRICS).is_file():
+        return ()
+    try:
+        return tuple(
+            Learned(row["blocks"], row["hours"], row["mean_committed_greedy"])
+            for row in read_metrics(directory)
+            if "mean_committed_greedy" in row
+        )
+    except (ValueError, KeyError) as error:
+        raise ConfigurationError(f"{directory / METRICS}: not the metrics of a run ({error})") from error
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -186,3 +186,42 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, damage: str, told: str) ->
         (tmp_path / "latency.json").write_text("{")
     with pytest.raises(ConfigurationError, match=told):
         read_collection(tmp_path)
+
+
+def store_curve(directory: Path, name: str, points: list[tuple[float, float, float]]) -> None:
+    rows = [
+        {"step": number, "blocks": blocks, "hours": hours, "mean_committed_greedy": committed}
+        for number, (blocks, hours, committed) in enumerate(points)
+    ]
+    # between two of them others without held-out figures
+    rows.insert(1, {"step": 0.5, "blocks": 1.0, "hours": 0.01, "loss": 9.0})
+    (directory / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_learning_curves_say_what_the_last_doubling_brought(stored: Path) -> None:
+    store_curve(stored, "dspark", [(0, 0.0, 1.0), (500, 0.25, 1.5), (1000, 0.5, 1.8)])
+    store_curve(stored, "eagle3", [(0, 0.0, 1.0), (900, 0.4, 1.2)])
+    (figure,) = [one for one in build_figures(read_collection(stored)) if one.key == "learning"]
+    assert figure.tables[0].rows == (
+        ("dspark", "1000", "0.50", "-", "1.50", "1.50", "1.80", "+20.0%"),
+        ("eagle3", "900", "0.40", "-", "-", "-", "1.20", "-"),
+    )
+    by_blocks, by_time = figure.panels
+    assert [one.name for one in by_blocks.series] == ["dspark", "eagle3"]
+    assert by_blocks.series[0].points == [(0, 1.0), (0.5, 1.5), (1.0, 1.8)]
+    assert by_time.series[1].points == [(0.0, 1.0), (0.4, 1.2)]
+
+
+def test_metrics_that_are_none_are_refused_by_their_file(stored: Path) -> None:
+    (stored / "dspark" / "metrics.jsonl").write_text('{"step": 1, "mean_committed_greedy": 2}\n')
+    with pytest.raises(ConfigurationError, match=r"dspark.metrics\.jsonl: not the metrics of a run"):
+        read_collection(stored)
+
+
+def test_budgets_that_are_equal_in_hours_are_said_to_be(tmp_path: Path) -> None:
+    store(tmp_path, "dspark", "DSpark", [0.8], blocks=1000)
+    store(tmp_path, "eagle3", "Eagle3", [0.8], blocks=2000)
+    told = [note for note in notes_on(read_collection(tmp_path)) if "same time" in note]
+    assert told == [
+        "All were trained for the same time, 0.50 to 0.50 hours; blocks: dspark 1000, eagle3 2000."
+    ]
