@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from dspark.engine.attention import RaggedStep
+from dspark.engine.forward import TargetForward
 from dspark.engine.layout import Span, causal_layout
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.pages import PAGE_SIZE
@@ -49,10 +50,14 @@ class FeatureExtractor:
         positions, layout = causal_layout(_spans([len(sample.token_ids) for sample in samples]), PAGE_SIZE)
         step = RaggedStep(self._pool, layout)
         last, features = self._target.forward.hidden(token_ids, positions, step)
-        # in chunks whose logits stay in the processor's cache
-        chunks = [last[start : start + 64] for start in range(0, len(last), 64)]
-        parts = [self._target.forward.logits(chunk).float().logsumexp(-1) for chunk in chunks]
-        return features, last, torch.cat(parts)
+        return features, last, log_norms(self._target.forward, last)
+
+
+def log_norms(forward: TargetForward, last: Tensor) -> Tensor:
+    """Log-normalisers [T] of the logits of last hidden states [T, H], over the whole vocabulary."""
+    # in chunks whose logits stay in the processor's cache
+    chunks = [last[start : start + 64] for start in range(0, len(last), 64)]
+    return torch.cat([forward.logits(chunk).float().logsumexp(-1) for chunk in chunks])
 
 
 def _spans(lengths: Sequence[int]) -> list[Span]:
@@ -79,6 +84,16 @@ def batches_of(samples: Sequence[Sample], tokens_per_batch: int) -> Iterator[lis
         yield batch
 
 
+def origin_of(target: LoadedTarget, target_layer_ids: Sequence[int]) -> dict[str, Any]:
+    """What a cache is of, as its manifest and journal say it."""
+    return {
+        "target": target.name,
+        "target_layer_ids": list(target_layer_ids),
+        "hidden_size": target.config.hidden_size,
+        "vocab_size": target.config.vocab_size,
+    }
+
+
 def build_cache(
     directory: Path,
     samples: Sequence[Sample],
@@ -102,12 +117,7 @@ def build_cache(
         cache_dir: where built kernels are kept.
         tokens_per_batch: tokens of one forward pass.
     """
-    origin = {
-        "target": target.name,
-        "target_layer_ids": list(target_layer_ids),
-        "hidden_size": target.config.hidden_size,
-        "vocab_size": target.config.vocab_size,
-    }
+    origin = origin_of(target, target_layer_ids)
     lengths = np.array([len(sample.token_ids) for sample in samples])
     total = int(lengths.sum())
     files = GrowingFiles(directory, origin, samples)

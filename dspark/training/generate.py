@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dspark.decoding.stopping import cut_at_stop
 from dspark.decoding.types import (
@@ -68,24 +69,58 @@ class Job:
     meta: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A job that ended.
+
+    Attributes:
+        states: what the engine said about each token of prompt and output, [T, *] as it hands features over;
+            None unless states are kept.
+    """
+
+    job: Job
+    output: list[int]
+    reason: FinishReason
+    states: npt.NDArray[np.generic] | None = None
+
+
 @dataclass(slots=True)
 class _Running:
     job: Job
     output: list[int]
+    # why it ended, while the states of its last token are still to come
+    reason: FinishReason | None = None
+    states: list[npt.NDArray[np.generic]] = field(default_factory=list)
 
 
 class BatchGenerator:
     """Decodes many jobs at once, plainly; a finished job makes room for the next."""
 
     def __init__(
-        self, engine: TargetEngine, stop_token_ids: Iterable[int], *, max_new_tokens: int, max_running: int
+        self,
+        engine: TargetEngine,
+        stop_token_ids: Iterable[int],
+        *,
+        max_new_tokens: int,
+        max_running: int,
+        keeps_states: bool = False,
     ) -> None:
+        """Run nothing yet.
+
+        Args:
+            engine: one that feeds a drafter, if states are kept.
+            stop_token_ids: end an output.
+            max_new_tokens: of an output.
+            max_running: jobs at once.
+            keeps_states: whether the states of all tokens are handed out; a job takes one more step then.
+        """
         self._engine = engine
         self._stop = StopParams(max_new_tokens, frozenset(stop_token_ids))
         self._max_running = max_running
+        self._keeps_states = keeps_states
         self._running: dict[str, _Running] = {}
 
-    def run(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, list[int], FinishReason]]:
+    def run(self, jobs: Iterator[Job]) -> Iterator[Finished]:
         """Yield each job with its output, as they finish.
 
         Raises:
@@ -106,8 +141,12 @@ class BatchGenerator:
                 for name, one in self._running.items()
                 if name not in opened
             ]
-            result, _ = self._engine.step([*decode, *waiting])
+            result, states = self._engine.step([*decode, *waiting])
             waiting = []
+            if self._keeps_states:
+                for batch in states:
+                    # a copy, or each row would keep those of the whole step
+                    self._running[batch.request_id].states.append(batch.features.copy())
             for outcome in result.outcomes:
                 if outcome.status is not VerifyStatus.COMMITTED:
                     raise EngineError(f"job {outcome.request_id} could not go on: {outcome.status.value}")
@@ -126,15 +165,17 @@ class BatchGenerator:
         self._running[job.job_id] = _Running(job, [])
         return PrefillItem(job.job_id, 1, len(job.prompt_ids))
 
-    def _commit(self, name: str, token_ids: Sequence[int]) -> tuple[Job, list[int], FinishReason] | None:
+    def _commit(self, name: str, token_ids: Sequence[int]) -> Finished | None:
         one = self._running[name]
-        kept, reason = cut_at_stop(token_ids, len(one.output), self._stop)
-        one.output.extend(kept)
-        if reason is None:
-            return None
+        if one.reason is None:
+            kept, one.reason = cut_at_stop(token_ids, len(one.output), self._stop)
+            one.output.extend(kept)
+            if one.reason is None or self._keeps_states:
+                return None
         self._engine.close([name])
         del self._running[name]
-        return one.job, one.output, reason
+        states = np.concatenate(one.states) if self._keeps_states else None
+        return Finished(one.job, one.output, one.reason, states)
 
 
 def response_jobs(
@@ -179,16 +220,28 @@ def done_ids(path: Path) -> set[str]:
 
 def write_rows(
     path: Path,
-    results: Iterator[tuple[Job, list[int], FinishReason]],
-    to_row: Callable[[Job, list[int], FinishReason], dict[str, Any]],
+    results: Iterator[Finished],
+    to_row: Callable[[Finished], dict[str, Any]],
     progress: Callable[[int, int], None],
+    keep: Callable[[dict[str, Any], Finished], None] | None = None,
 ) -> None:
-    """Append a row per result, at once. `progress` gets rows and output tokens so far."""
+    """Append a row per result, at once.
+
+    Args:
+        path: of the file.
+        results: what ended.
+        to_row: what is written of it.
+        progress: gets rows and output tokens so far.
+        keep: gets each row that was written, and what it was made of.
+    """
     num_rows = num_tokens = 0
     with path.open("a", encoding="utf-8") as file:
-        for job, output, reason in results:
-            num_tokens += len(output)
-            file.write(json.dumps(to_row(job, output, reason), ensure_ascii=False) + "\n")
+        for result in results:
+            num_tokens += len(result.output)
+            row = to_row(result)
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
             file.flush()
+            if keep is not None:
+                keep(row, result)
             num_rows += 1
             progress(num_rows, num_tokens)

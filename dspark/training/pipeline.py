@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dspark.decoding.types import FinishReason
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.target import TargetEngine, make_pool
 from dspark.errors import ConfigurationError
@@ -23,12 +23,14 @@ from dspark.training.feature_source import FeatureSource
 from dspark.training.features import build_cache
 from dspark.training.generate import (
     BatchGenerator,
+    Finished,
     Job,
     done_ids,
     prompt_jobs,
     response_jobs,
     write_rows,
 )
+from dspark.training.kept_features import with_last_state
 from dspark.training.precision import set_training_dtype, training_dtype
 from dspark.training.responses import Sample, read_rows, to_samples
 from dspark.training.shapes import DrafterPlan, load_trainable, shape_of
@@ -62,12 +64,42 @@ class DataPlan:
     seed: int = 0
 
 
-def generate_data(work: Path, engine: TargetEngine, tokenizer: Any, plan: DataPlan, report: Report) -> None:
-    """Write `prompts.jsonl` (invented) and `responses.jsonl` into the work directory, resuming by id."""
+def generate_data(
+    work: Path,
+    engine: TargetEngine,
+    tokenizer: Any,
+    plan: DataPlan,
+    report: Report,
+    keep: Callable[[Sample, npt.NDArray[np.generic]], None] | None = None,
+) -> None:
+    """Write `prompts.jsonl` (invented) and `responses.jsonl` into the work directory, resuming by id.
 
-    def generate(jobs: Iterator[Job], max_new_tokens: int) -> Iterator[tuple[Job, list[int], FinishReason]]:
-        stop = engine.info.eos_token_ids
-        return BatchGenerator(engine, stop, max_new_tokens=max_new_tokens, max_running=plan.batch).run(jobs)
+    Args:
+        work: the directory.
+        engine: of the target; one that feeds a drafter if anything is to be kept.
+        tokenizer: of the target.
+        plan: what to generate.
+        report: told how far it is.
+        keep: gets each response that will be trained on, in the order of the file, and the states of its
+            tokens, [T, *] as the engine hands features over.
+    """
+
+    def generate(jobs: Iterator[Job], max_new_tokens: int, *, keeps: bool = False) -> Iterator[Finished]:
+        generator = BatchGenerator(
+            engine,
+            engine.info.eos_token_ids,
+            max_new_tokens=max_new_tokens,
+            max_running=plan.batch,
+            keeps_states=keeps,
+        )
+        return generator.run(jobs)
+
+    def keep_states(row: dict[str, Any], result: Finished) -> None:
+        for sample in samples_of([row], tokenizer, plan, engine.info.eos_token_ids[0]):
+            assert keep is not None, "only then are states kept"
+            assert result.states is not None, "the generator was told to"
+            assert len(result.states) == len(sample.token_ids), row["id"]
+            keep(sample, result.states)
 
     invented = work / "prompts.jsonl"
     if plan.num_self_prompts:
@@ -86,30 +118,34 @@ def generate_data(work: Path, engine: TargetEngine, tokenizer: Any, plan: DataPl
     todo = response_jobs(prompts, tokenizer, seed=plan.seed, skip=done_ids(responses))
     write_rows(
         responses,
-        generate(todo, plan.max_new_tokens),
+        generate(todo, plan.max_new_tokens, keeps=keep is not None),
         _response_row(tokenizer),
         _every(report, "responses: {} written, {} tokens generated", 200),
+        keep_states if keep is not None else None,
     )
 
 
-def _prompt_row(
-    tokenizer: Any, engine: TargetEngine
-) -> Callable[[Job, list[int], FinishReason], dict[str, Any]]:
-    def to_row(job: Job, output: list[int], reason: FinishReason) -> dict[str, Any]:
-        row = {"id": job.job_id, "source": "self", "finish_reason": reason.value}
+def _prompt_row(tokenizer: Any, engine: TargetEngine) -> Callable[[Finished], dict[str, Any]]:
+    def to_row(one: Finished) -> dict[str, Any]:
+        row = {"id": one.job.job_id, "source": "self", "finish_reason": one.reason.value}
         # A refused prompt stays in the file, so that it is not made again.
-        if output[-1] not in engine.info.eos_token_ids:
+        if one.output[-1] not in engine.info.eos_token_ids:
             return {**row, "refused": "no end"}
-        text = (job.meta["lead"] + tokenizer.decode(output[:-1])).strip()
+        text = (one.job.meta["lead"] + tokenizer.decode(one.output[:-1])).strip()
         return {**row, "prompt": text} if len(text) >= MIN_PROMPT_CHARS else {**row, "refused": "too short"}
 
     return to_row
 
 
-def _response_row(tokenizer: Any) -> Callable[[Job, list[int], FinishReason], dict[str, Any]]:
-    def to_row(job: Job, output: list[int], reason: FinishReason) -> dict[str, Any]:
-        text = tokenizer.decode(output, skip_special_tokens=True)
-        return {**job.meta, "response": text, "response_ids": output, "finish_reason": reason.value}
+def _response_row(tokenizer: Any) -> Callable[[Finished], dict[str, Any]]:
+    def to_row(one: Finished) -> dict[str, Any]:
+        text = tokenizer.decode(one.output, skip_special_tokens=True)
+        return {
+            **one.job.meta,
+            "response": text,
+            "response_ids": one.output,
+            "finish_reason": one.reason.value,
+        }
 
     return to_row
 
@@ -127,6 +163,14 @@ def _every(report: Report, text: str, interval: int) -> Callable[[int, int], Non
     return progress
 
 
+def samples_of(
+    rows: Iterable[dict[str, Any]], tokenizer: Any, plan: DataPlan, eos_token_id: int
+) -> Iterator[Sample]:
+    """The responses of a file that are trained on: those that fit `max_tokens`."""
+    found = to_samples(rows, tokenizer, eos_token_id=eos_token_id, max_response_len=plan.max_new_tokens)
+    return (sample for sample in found if len(sample.token_ids) <= plan.max_tokens)
+
+
 def collect_samples(
     files: tuple[Path, ...], tokenizer: Any, plan: DataPlan, eos_token_id: int
 ) -> list[Sample]:
@@ -135,12 +179,9 @@ def collect_samples(
     Raises:
         ConfigurationError: there are none.
     """
-    samples: list[Sample] = []
-    for path in files:
-        rows = to_samples(
-            read_rows(path), tokenizer, eos_token_id=eos_token_id, max_response_len=plan.max_new_tokens
-        )
-        samples += [sample for sample in rows if len(sample.token_ids) <= plan.max_tokens]
+    samples = [
+        sample for path in files for sample in samples_of(read_rows(path), tokenizer, plan, eos_token_id)
+    ]
     if not samples:
         raise ConfigurationError(
             "nothing to train on; pass --prompts FILE, --responses FILE or --self-prompts N"
@@ -252,7 +293,10 @@ def split_cache(
     return Split(sampler(order[count:], seed, rule), batches)
 
 
-def training_engine(target: LoadedTarget, cache_dir: Path, plan: DataPlan) -> TargetEngine:
-    """A target engine whose pages hold one batch of generation."""
+def training_engine(
+    target: LoadedTarget, cache_dir: Path, plan: DataPlan, *, keeps_states: bool = False
+) -> TargetEngine:
+    """A target engine whose pages hold one batch of generation; it may hand out what a cache holds."""
     tokens = plan.batch * (plan.max_new_tokens + 512)
-    return TargetEngine(target, make_pool(target, tokens, cache_dir))
+    pool = make_pool(target, tokens, cache_dir)
+    return TargetEngine(with_last_state(target) if keeps_states else target, pool, feeds_drafter=keeps_states)

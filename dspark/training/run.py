@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from dspark.training.card import write_card
 from dspark.training.distribution import Sharding
 from dspark.training.feature_source import FeatureSource
 from dspark.training.features import FeatureCache
+from dspark.training.generate import done_ids
+from dspark.training.kept_features import KeptFeatures
 from dspark.training.metrics import MetricsLog
 from dspark.training.online import OnlineFeatures
 from dspark.training.pipeline import (
@@ -25,11 +28,12 @@ from dspark.training.pipeline import (
     collect_samples,
     generate_data,
     new_drafter,
+    samples_of,
     split_cache,
     training_engine,
 )
 from dspark.training.recipe import Recipe
-from dspark.training.responses import Sample
+from dspark.training.responses import Sample, read_rows
 from dspark.training.shapes import DrafterPlan
 from dspark.training.trainer import Trainer, TrainerConfig
 from dspark.training.world import World, join_world
@@ -150,7 +154,7 @@ def _feature_source(plan: RunPlan, config: Any, world: World, report: Report) ->
     if world.is_first or plan.is_online:
         target = load_target(plan.target, dtype=torch.bfloat16, target_layer_ids=taps)
     if world.is_first:
-        _generate(plan, target, report)
+        _generate(plan, target, taps, report)
         if not plan.is_online:
             samples = _samples(plan, target, report)
             cache_features(directory, samples, target, taps, report, plan.cache_dir)
@@ -160,17 +164,42 @@ def _feature_source(plan: RunPlan, config: Any, world: World, report: Report) ->
     return FeatureCache((directory,))
 
 
-def _generate(plan: RunPlan, target: LoadedTarget, report: Report) -> None:
-    """Write the responses that are still to be made."""
-    if plan.data.prompt_files or plan.data.num_self_prompts:
-        engine = training_engine(target, plan.cache_dir, plan.data)
-        generate_data(plan.work, engine, _tokenizer(plan), plan.data, report)
+def _generate(plan: RunPlan, target: LoadedTarget, taps: tuple[int, ...], report: Report) -> None:
+    """Write the responses that are still to be made, and their features as they are made."""
+    if not plan.data.prompt_files and not plan.data.num_self_prompts:
+        return
+    tokenizer, keeps = _tokenizer(plan), not plan.is_online
+    engine = training_engine(target, plan.cache_dir, plan.data, keeps_states=keeps)
+    if not keeps:
+        generate_data(plan.work, engine, tokenizer, plan.data, report)
+        return
+    directory, known = plan.work / "features", _known_samples(plan, target, tokenizer)
+    if known:  # those that an interruption left without features come first
+        cache_features(directory, known, target, taps, report, plan.cache_dir)
+    with contextlib.closing(KeptFeatures(directory, known, target, taps)) as kept:
+        generate_data(plan.work, engine, tokenizer, plan.data, report, kept.append)
+
+
+def _known_samples(plan: RunPlan, target: LoadedTarget, tokenizer: Any) -> list[Sample]:
+    """Responses that were given or generated earlier."""
+    files = _response_files(plan)
+    done_ids(plan.work / "responses.jsonl")  # drops a line that a crash cut off
+    return [
+        sample
+        for path in files
+        for sample in samples_of(read_rows(path), tokenizer, plan.data, target.eos_token_ids[0])
+    ]
+
+
+def _response_files(plan: RunPlan) -> tuple[Path, ...]:
+    """In the order of their samples."""
+    own = plan.work / "responses.jsonl"
+    return (*plan.data.response_files, *((own,) if own.is_file() else ()))
 
 
 def _samples(plan: RunPlan, target: LoadedTarget, report: Report) -> list[Sample]:
     """All responses as tokens."""
-    own = plan.work / "responses.jsonl"
-    files = (*plan.data.response_files, *((own,) if own.is_file() else ()))
+    files = _response_files(plan)
     samples = collect_samples(files, _tokenizer(plan), plan.data, target.eos_token_ids[0])
     report(f"{len(samples)} samples, {sum(len(one.token_ids) for one in samples)} tokens")
     return samples
