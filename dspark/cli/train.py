@@ -150,8 +150,8 @@ def _add_run_options(group: Any) -> None:
     length.add_argument("--hours", type=float, help="length of the training by the clock (default: 1)")
     length.add_argument("--steps", type=positive, help="length in steps: the same run gives the same bits")
     length.add_argument("--epochs", type=float, help="length in passes over the samples")
-    group.add_argument("--batch", type=positive, default=16, help="samples per batch")
-    group.add_argument("--anchors", type=positive, default=32, help="blocks per sample and step")
+    group.add_argument("--batch", type=positive, default=8, help="samples per batch")
+    group.add_argument("--anchors", type=positive, default=24, help="blocks per sample and step")
     group.add_argument(
         "--micro-batches",
         type=positive,
