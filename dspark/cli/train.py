@@ -122,7 +122,17 @@ def _add_recipe_options(group: Any) -> None:
         "occurred before, since prompt lookup drafts there",
     )
     group.add_argument("--optimiser", choices=("muon", "adamw"), help="what moves the weight matrices")
-    group.add_argument("--schedule", choices=("trapezoid", "cosine"), help="form of the learning rate")
+    group.add_argument(
+        "--schedule", choices=("trapezoid", "constant", "cosine"), help="form of the learning rate"
+    )
+    group.add_argument(
+        "--average",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the run, its last part, whose weights are averaged: the drafter that comes out has "
+        "their mean (default: 0, the last weights)",
+    )
     group.add_argument(
         "--lr",
         type=float,
@@ -192,6 +202,8 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         raise ConfigurationError(f"--decay {args.decay:g} must be above 0")
     if not 0 <= args.growing_share <= 1:
         raise ConfigurationError(f"--growing-share {args.growing_share:g} must lie between 0 and 1")
+    if not 0 <= args.average <= 1:
+        raise ConfigurationError(f"--average {args.average:g} must lie between 0 and 1")
     return replace(
         recipe,
         loss=loss,
@@ -201,6 +213,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         schedule=Schedule(args.schedule or recipe.schedule),
         learning_rate=args.lr or recipe.learning_rate,
         growing_share=args.growing_share,
+        averaged_share=args.average,
         block_lens=args.block_lens,
     )
 

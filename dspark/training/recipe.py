@@ -32,6 +32,8 @@ class Schedule(StrEnum):
 
     # 20 steps up, constant, linear to zero over the last 40 %.
     TRAPEZOID = "trapezoid"
+    # 20 steps up, then constant: for averaged weights.
+    CONSTANT = "constant"
     # Up over the first 4 %, then half a cosine to zero (DeepSpec section 4.3, without its overshoot).
     COSINE = "cosine"
 
@@ -44,6 +46,8 @@ class Recipe:
         position_decay: decay of the position weights, in slots.
         learning_rate: of the weight matrices; with Muon the rest has three quarters of it.
         growing_share: of the run in which blocks grow from one slot to gamma.
+        averaged_share: of the run, its last part, over which the weights are averaged for the drafter that
+            comes out.
         block_lens: slots of the blocks of one step after the other, over and over; empty: gamma in all.
     """
 
@@ -54,6 +58,7 @@ class Recipe:
     schedule: Schedule
     learning_rate: float
     growing_share: float = 0.0
+    averaged_share: float = 0.0
     block_lens: tuple[int, ...] = ()
 
 
@@ -100,8 +105,10 @@ def rate_share(schedule: Schedule, *, step: int, total_steps: int | None, progre
         total_steps: of the whole run; None where the run has hours instead.
         progress: share of the run that is done, 0 to 1.
     """
-    if schedule is Schedule.TRAPEZOID:
+    if schedule is not Schedule.COSINE:
         warm = min(1.0, (step + 1) / _WARM_UP_STEPS)
+        if schedule is Schedule.CONSTANT:
+            return warm
         return warm * min(1.0, max(0.0, (1 - progress) / _FALL_SHARE))
     if total_steps is None:
         # A clock at zero says nothing of the first step: it takes a thousandth of the way.

@@ -16,6 +16,7 @@ from torch import nn
 
 from dspark.errors import ConfigurationError
 from dspark.models.drafter import Drafter
+from dspark.training.averaging import WeightAverage
 from dspark.training.blocks import BlockBatch, BlockSampler
 from dspark.training.distribution import Sharding, distribute
 from dspark.training.fused_loss import load_fused_loss
@@ -71,6 +72,11 @@ class Trainer:
                 "processes; pass a multiple of their number"
             )
         assert (config.hours is None) != (config.steps is None), "a run has hours or steps"
+        if config.recipe.averaged_share and config.sharding is not Sharding.DDP:
+            raise ConfigurationError(
+                "--average keeps a whole mean in each process; "
+                f"with --sharding {config.sharding} leave it out"
+            )
         self._drafter, self._sampler, self._held_out = drafter, sampler, held_out
         self._config, self._directory = config, directory
         self._metrics = metrics or MetricsLog(directory)
@@ -81,6 +87,7 @@ class Trainer:
         self._spread = distribute(drafter, make, self._world, config.sharding)
         self._optimisers = make_optimisers(self._spread.trained, recipe)
         self._base_rates = [optimiser.param_groups[0]["lr"] for optimiser in self._optimisers]
+        self._average = WeightAverage(drafter)
         self._step, self._blocks, self._elapsed_s = 0, 0, 0.0
         self._saved_at = (0.0, 0)
 
@@ -109,6 +116,8 @@ class Trainer:
             return False
         self._spread.load(state["drafter"], self._optimisers, state["optimisers"])
         self._step, self._blocks, self._elapsed_s = state["step"], state["blocks"], state["elapsed_s"]
+        if "average" in state:  # states of earlier versions have none
+            self._average.load(state["average"])
         torch.set_rng_state(state["torch_rng"])
         if self._world.is_first:
             self._metrics.forget_after(self._step)
@@ -126,13 +135,15 @@ class Trainer:
                 "identity": self._identity(),
                 "drafter": self._drafter.state_dict(),
                 "optimisers": optimisers,
+                "average": self._average.state(),
                 "torch_rng": torch.get_rng_state(),
                 "step": self._step,  # which is also the position in the data
                 "blocks": self._blocks,
                 "elapsed_s": self._elapsed_s,
             },
         )
-        save()
+        with self._average.shown():
+            save()
 
     def run(self, report: Callable[[str], None], save: Callable[[], None]) -> dict[str, float]:
         """Train until the budget is spent; return the last row of metrics.
@@ -148,6 +159,8 @@ class Trainer:
         self._saved_at = (time.monotonic(), self._step)
         while self._share_done() < 1:
             loss = self._train_step()
+            if self._share_done() > 1 - self._config.recipe.averaged_share:
+                self._average.add()
             is_measured, is_kept = self._agreed(reporter.is_held_out_due(), self._is_checkpoint_due())
             if is_measured or is_kept:
                 self._spread.collect()
@@ -157,6 +170,7 @@ class Trainer:
                 self._checkpoint(save)
         self._spread.collect()
         self._checkpoint(save)
+        self._average.settle()
         return reporter.held_out() if is_first else {}
 
     def _agreed(self, *wishes: bool) -> list[bool]:
@@ -227,7 +241,11 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Held-out metrics under teacher forcing."""
+        """Held-out metrics under teacher forcing, of the mean weights where there are any."""
+        with self._average.shown():
+            return self._held_out_figures()
+
+    def _held_out_figures(self) -> dict[str, float]:
         greedy, sampled, first, losses = [], [], [], []
         for batch in self._held_out:
             loss, scores = self._objective(batch, None)

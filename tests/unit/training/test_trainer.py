@@ -14,8 +14,17 @@ import torch
 from tiny_runs import CONFIG, RECIPE, make_drafter, make_trainer, weights, write_features
 
 from dspark.errors import ConfigurationError
+from dspark.training.distribution import Sharding
 from dspark.training.losses import LossWeights
-from dspark.training.recipe import RECIPES, OptimiserKind, Schedule, block_len_at, make_optimisers, rate_share
+from dspark.training.recipe import (
+    RECIPES,
+    OptimiserKind,
+    Recipe,
+    Schedule,
+    block_len_at,
+    make_optimisers,
+    rate_share,
+)
 from dspark.training.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(120)
@@ -219,3 +228,52 @@ def test_muon_moves_the_matrices_of_the_backbone_and_adamw_the_rest() -> None:
     assert all(one.dim() == 2 for one in matrices)
     assert len(matrices) + len(adamw.param_groups[0]["params"]) == len(list(drafter.parameters()))
     assert adamw.param_groups[0]["lr"] == pytest.approx(0.75 * RECIPE.learning_rate)
+
+
+def stepwise(features: Path, directory: Path, recipe: Recipe, num_steps: int) -> list[torch.Tensor]:
+    """The weights after each step of a run."""
+    drafter = make_drafter()
+    trainer = make_trainer(features, directory, drafter=drafter, recipe=recipe)
+    found = []
+    for _ in range(num_steps):
+        trainer._train_step()
+        found.append(weights(drafter).clone())
+    return found
+
+
+AVERAGED = replace(RECIPE, schedule=Schedule.CONSTANT, averaged_share=0.5)
+
+
+def test_the_weights_that_come_out_are_the_mean_of_the_last_share_of_the_run(
+    features: Path, tmp_path: Path
+) -> None:
+    each = stepwise(features, tmp_path / "steps", AVERAGED, 6)
+    drafter = make_drafter()
+    saved = []
+    trainer = make_trainer(features, tmp_path / "run", drafter=drafter, recipe=AVERAGED)
+    last = trainer.run(ignore, lambda: saved.append(weights(drafter).clone()))
+    expected = torch.stack(each[3:]).mean(0)
+    assert torch.allclose(weights(drafter), expected, atol=1e-6)
+    assert torch.equal(saved[-1], weights(drafter))
+    assert not torch.allclose(expected, each[-1], atol=1e-4)
+    assert last["held_out_loss"] == trainer.evaluate()["held_out_loss"]
+
+
+def test_an_averaged_run_that_died_ends_in_the_bits_of_one_that_did_not(
+    features: Path, tmp_path: Path
+) -> None:
+    whole = make_drafter()
+    make_trainer(features, tmp_path / "whole", drafter=whole, recipe=AVERAGED).run(ignore, lambda: None)
+    dying = make_trainer(features, tmp_path / "cut", recipe=AVERAGED, checkpoint_steps=1)
+    with pytest.raises(CrashError):
+        dying.run(ignore, crash_at(5))
+    resumed = make_drafter(seed=1)
+    trainer = make_trainer(features, tmp_path / "cut", drafter=resumed, recipe=AVERAGED)
+    assert trainer.resume()
+    trainer.run(ignore, lambda: None)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_a_mean_is_not_kept_of_shards(features: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--average keeps a whole mean in each process"):
+        make_trainer(features, tmp_path, recipe=AVERAGED, sharding=Sharding.FSDP2)
