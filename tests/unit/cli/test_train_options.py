@@ -36,11 +36,29 @@ def test_a_baseline_has_its_own_length_and_loss_and_the_optimiser_of_the_recipe(
     kind: str, gamma: int
 ) -> None:
     args = parse("--kind", kind, "--recipe", "published")
-    assert _shape(args) == DrafterPlan(kind=DrafterKind(kind), gamma=gamma)
+    assert _shape(args) == DrafterPlan(kind=DrafterKind(kind), gamma=gamma, copies_layers=False)
     recipe = _recipe(args)
     assert recipe.loss == LossWeights(hard=0.0, soft=1.0, tv=0.0, confidence=0.0)
     assert math.exp(-1 / recipe.position_decay) == pytest.approx(0.8)
     assert recipe.optimiser is OptimiserKind.ADAMW
+
+
+def test_layers_start_as_the_targets_unless_noise_is_asked_for_or_the_published_recipe() -> None:
+    assert _shape(parse("--kind", "mtp")).copies_layers
+    assert not _shape(parse("--start", "noise")).copies_layers
+    assert not _shape(parse("--recipe", "published")).copies_layers
+    assert _shape(parse("--recipe", "published", "--start", "target")).copies_layers
+
+
+def test_lengths_of_blocks_and_the_averaged_share_come_with_the_recipe() -> None:
+    recipe = _recipe(parse("--block-lens", "2,7", "--average", "0.5", "--schedule", "constant"))
+    assert recipe.block_lens == (2, 7)
+    assert recipe.averaged_share == 0.5
+    assert recipe.schedule == "constant"
+    with pytest.raises(ConfigurationError, match=r"--average 1\.5 must lie between 0 and 1"):
+        _recipe(parse("--average", "1.5"))
+    with pytest.raises(SystemExit):
+        parse("--block-lens", "2,0")
 
 
 def test_parts_of_a_baselines_recipe_can_be_changed() -> None:
