@@ -115,14 +115,12 @@ def _report(collection: Collection, figures: list[Figure], notes: list[str]) -> 
 
 def _budget_checks(collection: Collection) -> list[Check]:
     """A comparison of drafters is one of budgets unless these are equal, in blocks or in hours."""
-    trained = [one for one in collection.main if one.blocks and one.hours]
+    from dspark.evaluation.paper.collection import budget_ratios
+
+    trained = [one for one in collection.main if one.blocks]
     if len(trained) < 2:
         return []
-    by_unit = {
-        "blocks": [float(one.blocks or 0) for one in trained],
-        "hours": [one.hours or 0.0 for one in trained],
-    }
-    ratios = {unit: min(budgets) / max(budgets) for unit, budgets in by_unit.items()}
+    ratios = budget_ratios(trained)
     unit = max(ratios, key=lambda one: ratios[one])
     return [at_least(f"smallest over largest budget, {unit}", ratios[unit], 0.95)]
 

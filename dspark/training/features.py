@@ -34,6 +34,11 @@ from dspark.errors import ModelMismatchError
 from dspark.training.feature_files import JOURNAL, GrowingFiles, check_files
 from dspark.training.responses import Sample
 
+# Features [T, L*H], last hidden states [T, H] and log-normalisers [T] of T tokens.
+Rows = tuple[Tensor, Tensor, Tensor]
+# Adds one sample with its rows to a cache.
+Add = Callable[[Sample, Rows], None]
+
 
 class FeatureExtractor:
     """Runs whole samples through the target's own ragged forward: no padding, one call per layer."""
@@ -44,8 +49,8 @@ class FeatureExtractor:
         self._pool = make_pool(target, 2 * tokens_per_batch + 16 * PAGE_SIZE, cache_dir)
 
     @torch.inference_mode()
-    def run(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
-        """Features [T, L*H], last hidden states [T, H] and log-normalisers [T] of all tokens, in order."""
+    def run(self, samples: Sequence[Sample]) -> Rows:
+        """Those of all tokens, in order."""
         token_ids = torch.tensor([token for sample in samples for token in sample.token_ids])
         positions, layout = causal_layout(_spans([len(sample.token_ids) for sample in samples]), PAGE_SIZE)
         step = RaggedStep(self._pool, layout)
@@ -84,16 +89,6 @@ def batches_of(samples: Sequence[Sample], tokens_per_batch: int) -> Iterator[lis
         yield batch
 
 
-def origin_of(target: LoadedTarget, target_layer_ids: Sequence[int]) -> dict[str, Any]:
-    """What a cache is of, as its manifest and journal say it."""
-    return {
-        "target": target.name,
-        "target_layer_ids": list(target_layer_ids),
-        "hidden_size": target.config.hidden_size,
-        "vocab_size": target.config.vocab_size,
-    }
-
-
 def build_cache(
     directory: Path,
     samples: Sequence[Sample],
@@ -103,7 +98,8 @@ def build_cache(
     progress: Callable[[int, int], None],
     cache_dir: Path,
     tokens_per_batch: int = 2048,
-) -> None:
+    more: Callable[[Add], None] | None = None,
+) -> list[Sample]:
     """Compute and write the features of all samples, going on where an earlier call was interrupted.
 
     What lies there is kept as far as it is of the same samples and target and its bytes are undamaged.
@@ -116,30 +112,55 @@ def build_cache(
         progress: called with (tokens done, tokens in all).
         cache_dir: where built kernels are kept.
         tokens_per_batch: tokens of one forward pass.
+        more: called when these samples are whole, with what adds further ones whose rows are known.
+
+    Returns:
+        What the cache holds: the samples and what was added behind them.
     """
-    origin = origin_of(target, target_layer_ids)
-    lengths = np.array([len(sample.token_ids) for sample in samples])
-    total = int(lengths.sum())
+    origin = {
+        "target": target.name,
+        "target_layer_ids": list(target_layer_ids),
+        "hidden_size": target.config.hidden_size,
+        "vocab_size": target.config.vocab_size,
+    }
+    held = list(samples)
     files = GrowingFiles(directory, origin, samples)
+
+    def write(batch: Sequence[Sample], rows: Rows) -> None:
+        ids = torch.tensor([token for sample in batch for token in sample.token_ids], dtype=torch.int32)
+        files.append(batch, (ids, *rows))
+
+    def add(sample: Sample, rows: Rows) -> None:
+        write([sample], rows)
+        held.append(sample)
+
     try:
         todo = samples[files.num_samples :]
-        done = total - sum(len(sample.token_ids) for sample in todo)
+        total = _num_tokens(samples)
+        done = total - _num_tokens(todo)
         # The pages of the extractor are not needed where nothing is left to do.
         extractor = FeatureExtractor(target, cache_dir, tokens_per_batch) if todo else None
         for batch in batches_of(todo, tokens_per_batch):
             assert extractor is not None, "made above"
-            ids = torch.tensor([token for sample in batch for token in sample.token_ids], dtype=torch.int32)
-            files.append(batch, (ids, *extractor.run(batch)))
-            done += len(ids)
+            write(batch, extractor.run(batch))
+            done += _num_tokens(batch)
             progress(done, total)
+        if more is not None:
+            more(add)
     finally:
         files.close()
-    index = np.stack((np.cumsum(lengths) - lengths, lengths, [one.prompt_len for one in samples]), axis=1)
+    lengths = np.array([len(sample.token_ids) for sample in held])
+    index = np.stack((np.cumsum(lengths) - lengths, lengths, [one.prompt_len for one in held]), axis=1)
     np.save(directory / "index.npy", index.astype(np.int64))
-    manifest = {"num_tokens": total, "num_samples": len(samples), **origin}
+    manifest = {"num_tokens": _num_tokens(held), "num_samples": len(held), **origin}
     partial = directory / "manifest.partial"
     partial.write_text(json.dumps(manifest, indent=2) + "\n")
     os.replace(partial, directory / "manifest.json")
+    return held
+
+
+def _num_tokens(samples: Sequence[Sample]) -> int:
+    return sum(len(sample.token_ids) for sample in samples)
 
 
 @dataclass(frozen=True, slots=True)

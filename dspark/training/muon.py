@@ -22,7 +22,7 @@ def orthogonalise(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     """Nearly the closest matrix whose blocks of rows have singular values of one.
 
     By a quintic Newton-Schulz iteration, on blocks of the longer side of the matrix. Its numbers are about
-    one over the root of the shorter side.
+    one over the root of the longer side of a block.
     """
     a, b, c = _COEFFICIENTS
     is_tall = matrix.shape[0] >= matrix.shape[1]

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.target import TargetEngine, make_pool
-from dspark.errors import ConfigurationError
 from dspark.models.checkpoint import build_drafter, read_target_layer, read_target_tensors
 from dspark.models.config import DrafterConfig
 from dspark.models.drafter import Drafter
 from dspark.training.blocks import AnchorRule, BlockBatch, BlockSampler
 from dspark.training.feature_source import FeatureSource
-from dspark.training.features import build_cache
+from dspark.training.features import Add, build_cache
 from dspark.training.generate import (
     BatchGenerator,
     Finished,
@@ -62,6 +61,11 @@ class DataPlan:
     max_tokens: int = 900
     batch: int = 96
     seed: int = 0
+
+    @property
+    def generates(self) -> bool:
+        """Whether the target answers prompts, besides what is ready."""
+        return bool(self.prompt_files) or self.num_self_prompts > 0
 
 
 def generate_data(
@@ -174,19 +178,8 @@ def samples_of(
 def collect_samples(
     files: tuple[Path, ...], tokenizer: Any, plan: DataPlan, eos_token_id: int
 ) -> list[Sample]:
-    """Samples of all response files that fit `max_tokens`.
-
-    Raises:
-        ConfigurationError: there are none.
-    """
-    samples = [
-        sample for path in files for sample in samples_of(read_rows(path), tokenizer, plan, eos_token_id)
-    ]
-    if not samples:
-        raise ConfigurationError(
-            "nothing to train on; pass --prompts FILE, --responses FILE or --self-prompts N"
-        )
-    return samples
+    """Samples of all response files that fit `max_tokens`."""
+    return [sample for path in files for sample in samples_of(read_rows(path), tokenizer, plan, eos_token_id)]
 
 
 def cache_features(
@@ -196,15 +189,17 @@ def cache_features(
     layer_ids: tuple[int, ...],
     report: Report,
     cache_dir: Path,
-) -> None:
-    """Write features of all samples; undamaged ones that lie there already are not computed again."""
-    build_cache(
+    more: Callable[[Add], None] | None = None,
+) -> list[Sample]:
+    """Write features of all samples and of `more`; undamaged ones that lie there are not computed again."""
+    return build_cache(
         directory,
         samples,
         target,
         layer_ids,
         progress=_every(report, "features: {} of {} tokens", 50_000),
         cache_dir=cache_dir,
+        more=more,
     )
 
 

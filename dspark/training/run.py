@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from dspark.engine.loading import LoadedTarget, load_target
+from dspark.errors import ConfigurationError
 from dspark.models.checkpoint import save_drafter
 from dspark.models.drafter import Drafter
 from dspark.training.calibrate import calibrate
 from dspark.training.card import write_card
 from dspark.training.distribution import Sharding
 from dspark.training.feature_source import FeatureSource
-from dspark.training.features import FeatureCache
+from dspark.training.features import Add, FeatureCache
 from dspark.training.generate import done_ids
-from dspark.training.kept_features import KeptFeatures
+from dspark.training.kept_features import kept_rows
 from dspark.training.metrics import MetricsLog
 from dspark.training.online import OnlineFeatures
 from dspark.training.pipeline import (
@@ -28,12 +31,11 @@ from dspark.training.pipeline import (
     collect_samples,
     generate_data,
     new_drafter,
-    samples_of,
     split_cache,
     training_engine,
 )
 from dspark.training.recipe import Recipe
-from dspark.training.responses import Sample, read_rows
+from dspark.training.responses import Sample
 from dspark.training.shapes import DrafterPlan
 from dspark.training.trainer import Trainer, TrainerConfig
 from dspark.training.world import World, join_world
@@ -153,54 +155,61 @@ def _feature_source(plan: RunPlan, config: Any, world: World, report: Report) ->
     directory = plan.work / "features"
     if world.is_first or plan.is_online:
         target = load_target(plan.target, dtype=torch.bfloat16, target_layer_ids=taps)
-    if world.is_first:
-        _generate(plan, target, taps, report)
-        if not plan.is_online:
-            samples = _samples(plan, target, report)
-            cache_features(directory, samples, target, taps, report, plan.cache_dir)
+    if world.is_first and plan.is_online:
+        _generate(plan, target, report)
+    elif world.is_first:
+        _cache(plan, directory, target, taps, report)
     world.wait()
     if plan.is_online:
-        return OnlineFeatures(_samples(plan, target, report), target, taps, plan.cache_dir)
+        return OnlineFeatures(_checked(_samples(plan, target), report), target, taps, plan.cache_dir)
     return FeatureCache((directory,))
 
 
-def _generate(plan: RunPlan, target: LoadedTarget, taps: tuple[int, ...], report: Report) -> None:
-    """Write the responses that are still to be made, and their features as they are made."""
-    if not plan.data.prompt_files and not plan.data.num_self_prompts:
+def _cache(
+    plan: RunPlan, directory: Path, target: LoadedTarget, taps: tuple[int, ...], report: Report
+) -> None:
+    """Write the features of all responses: of new ones as they are made, after those of the others."""
+    known = _samples(plan, target)
+    if not plan.data.generates:
+        cache_features(directory, _checked(known, report), target, taps, report, plan.cache_dir)
         return
-    tokenizer, keeps = _tokenizer(plan), not plan.is_online
-    engine = training_engine(target, plan.cache_dir, plan.data, keeps_states=keeps)
-    if not keeps:
-        generate_data(plan.work, engine, tokenizer, plan.data, report)
-        return
-    directory, known = plan.work / "features", _known_samples(plan, target, tokenizer)
-    if known:  # those that an interruption left without features come first
-        cache_features(directory, known, target, taps, report, plan.cache_dir)
-    with contextlib.closing(KeptFeatures(directory, known, target, taps)) as kept:
-        generate_data(plan.work, engine, tokenizer, plan.data, report, kept.append)
+
+    def more(add: Add) -> None:
+        _generate(plan, target, report, lambda sample, states: add(sample, kept_rows(target, states)))
+
+    _checked(cache_features(directory, known, target, taps, report, plan.cache_dir, more), report)
 
 
-def _known_samples(plan: RunPlan, target: LoadedTarget, tokenizer: Any) -> list[Sample]:
-    """Responses that were given or generated earlier."""
-    files = _response_files(plan)
-    done_ids(plan.work / "responses.jsonl")  # drops a line that a crash cut off
-    return [
-        sample
-        for path in files
-        for sample in samples_of(read_rows(path), tokenizer, plan.data, target.eos_token_ids[0])
-    ]
+def _generate(
+    plan: RunPlan,
+    target: LoadedTarget,
+    report: Report,
+    keep: Callable[[Sample, npt.NDArray[np.generic]], None] | None = None,
+) -> None:
+    """Write the responses that are still to be made; see `generate_data`."""
+    if plan.data.generates:
+        engine = training_engine(target, plan.cache_dir, plan.data, keeps_states=keep is not None)
+        generate_data(plan.work, engine, _tokenizer(plan), plan.data, report, keep)
 
 
-def _response_files(plan: RunPlan) -> tuple[Path, ...]:
-    """In the order of their samples."""
+def _samples(plan: RunPlan, target: LoadedTarget) -> list[Sample]:
+    """All responses that there are, as tokens."""
     own = plan.work / "responses.jsonl"
-    return (*plan.data.response_files, *((own,) if own.is_file() else ()))
+    done_ids(own)  # drops a line that a crash cut off
+    files = (*plan.data.response_files, *((own,) if own.is_file() else ()))
+    return collect_samples(files, _tokenizer(plan), plan.data, target.eos_token_ids[0])
 
 
-def _samples(plan: RunPlan, target: LoadedTarget, report: Report) -> list[Sample]:
-    """All responses as tokens."""
-    files = _response_files(plan)
-    samples = collect_samples(files, _tokenizer(plan), plan.data, target.eos_token_ids[0])
+def _checked(samples: list[Sample], report: Report) -> list[Sample]:
+    """Say how many they are.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
+    if not samples:
+        raise ConfigurationError(
+            "nothing to train on; pass --prompts FILE, --responses FILE or --self-prompts N"
+        )
     report(f"{len(samples)} samples, {sum(len(one.token_ids) for one in samples)} tokens")
     return samples
 

@@ -14,7 +14,7 @@ _SHARE_PASSED = 0.5
 
 def copied_layers(num_layers: int, num_target_layers: int) -> tuple[int, ...]:
     """Numbers of the target layers that the layers of a drafter start as: the last ones, in order."""
-    return tuple(range(max(0, num_target_layers - num_layers), num_target_layers))[:num_layers]
+    return tuple(range(max(0, num_target_layers - num_layers), num_target_layers))
 
 
 @torch.no_grad()
@@ -22,9 +22,9 @@ def copy_layers(drafter: Drafter, layers: list[LayerTensors]) -> int:
     """Copy a target layer into each layer of the drafter; return how many tensors were.
 
     What has other names or shapes there stays as it was initialised; what is read of the target passes its
-    fusion from the start. An attention of Eagle3 reads the
-    embedding beside the state: the columns of the state are the target's. Norms of queries and keys that the
-    target does not have get the size that its queries and keys have behind a norm.
+    fusion from the start. An attention of Eagle3 reads the embedding beside the state: the columns of the
+    state are the target's. Norms of queries and keys that the target does not have get the size that its
+    queries and keys have behind a norm.
 
     Args:
         drafter: initialised.

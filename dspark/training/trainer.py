@@ -116,8 +116,7 @@ class Trainer:
             return False
         self._spread.load(state["drafter"], self._optimisers, state["optimisers"])
         self._step, self._blocks, self._elapsed_s = state["step"], state["blocks"], state["elapsed_s"]
-        if "average" in state:  # states of earlier versions have none
-            self._average.load(state["average"])
+        self._average.load(state["average"])
         torch.set_rng_state(state["torch_rng"])
         if self._world.is_first:
             self._metrics.forget_after(self._step)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from dspark.evaluation.paper.collection import Collection
+from dspark.evaluation.paper.collection import Collection, budget_ratios
 from dspark.evaluation.paper.conditional import conditional_acceptance
 from dspark.evaluation.paper.confidences import reliability, threshold
 from dspark.evaluation.paper.figure import Figure
@@ -40,10 +40,11 @@ def notes_on(collection: Collection) -> list[str]:
     trained = [one for one in collection.members if one.blocks is not None]
     budgets = [one.blocks for one in trained if one.blocks is not None]
     hours = [one.hours for one in trained if one.hours is not None]
+    equal = {unit for unit, ratio in budget_ratios(trained).items() if ratio * (1 + _MOST_DIFFERENCE) >= 1}
     told = ", ".join(f"{one.name} {one.blocks}" for one in trained)
-    if _are_equal(budgets):
+    if "blocks" in equal:
         notes.append(f"All were trained on the same number of blocks: {min(budgets)} to {max(budgets)}.")
-    elif _are_equal(hours):
+    elif "hours" in equal:
         notes.append(
             f"All were trained for the same time, {min(hours):.2f} to {max(hours):.2f} hours; blocks: {told}."
         )
@@ -52,7 +53,3 @@ def notes_on(collection: Collection) -> list[str]:
     if unknown := [one.name for one in collection.members if one.blocks is None and one.num_layers]:
         notes.append(f"Nothing is recorded of the training of {', '.join(unknown)}.")
     return notes
-
-
-def _are_equal(budgets: Sequence[float]) -> bool:
-    return len(budgets) > 0 and max(budgets) <= (1 + _MOST_DIFFERENCE) * min(budgets)

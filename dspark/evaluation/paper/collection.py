@@ -10,7 +10,7 @@ DIR/remarks.json         what the authors say to a figure, by its key, where the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,20 @@ class Collection:
     def of_kind(self, kind: str) -> Member | None:
         """Of the main members."""
         return next((one for one in self.main if one.kind == kind), None)
+
+
+def budget_ratios(members: Sequence[Member]) -> dict[str, float]:
+    """Smallest over largest training budget of the members that have one, by unit: blocks and hours.
+
+    A unit that is not known of all of these is left out.
+    """
+    trained = [one for one in members if one.blocks]
+    by_unit = {
+        "blocks": [float(one.blocks) for one in trained if one.blocks],
+        "hours": [one.hours for one in trained if one.hours],
+    }
+    known = {unit: budgets for unit, budgets in by_unit.items() if budgets and len(budgets) == len(trained)}
+    return {unit: min(budgets) / max(budgets) for unit, budgets in known.items()}
 
 
 def read_collection(directory: Path) -> Collection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ import torch
 import dspark.training.features as features_module
 from dspark.decoding.types import FinishReason
 from dspark.engine.loading import LoadedTarget, load_target
-from dspark.training.features import FeatureCache, build_cache
+from dspark.training.features import Add, FeatureCache, build_cache
 from dspark.training.generate import BatchGenerator, Finished, Job
-from dspark.training.kept_features import KeptFeatures
+from dspark.training.kept_features import kept_rows
 from dspark.training.pipeline import DataPlan, training_engine
 from dspark.training.responses import Sample
 from tests.deepspec_files import TAPS, VOCAB, qwen3_target
@@ -48,10 +47,30 @@ def sample_of(one: Finished) -> Sample:
     return Sample(one.job.job_id, (*one.job.prompt_ids, *one.output), len(one.job.prompt_ids))
 
 
-def build(directory: Path, samples: list[Sample], target: LoadedTarget) -> None:
-    build_cache(
-        directory, samples, target, TAPS, progress=lambda done, total: None, cache_dir=directory.parent
+def build(
+    directory: Path, samples: list[Sample], target: LoadedTarget, kept: list[Finished] | None = None
+) -> None:
+    """Samples to read, and behind them those whose states were kept."""
+
+    def more(add: Add) -> None:
+        for one in kept or []:
+            assert one.states is not None
+            add(sample_of(one), kept_rows(target, one.states))
+
+    held = build_cache(
+        directory,
+        samples,
+        target,
+        TAPS,
+        progress=lambda done, total: None,
+        cache_dir=directory.parent,
+        more=more,
     )
+    assert held == [*samples, *map(sample_of, kept or [])]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {name: (directory / name).read_bytes() for name in FILES}
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -60,20 +79,17 @@ def test_kept_features_are_the_bits_of_a_cache_of_the_same_responses(
 ) -> None:
     finished = generated(target, tmp_path, keeps_states=True)
     samples = [sample_of(one) for one in finished]
-    with closing(KeptFeatures(tmp_path / "kept", [], target, TAPS)) as kept:
-        for sample, one in zip(samples, finished, strict=True):
-            assert one.states is not None
-            kept.append(sample, one.states)
     build(tmp_path / "read", samples, target)
 
     def refuse(*_: object) -> None:
         raise AssertionError("the target had to read its responses")
 
     monkeypatch.setattr(features_module, "FeatureExtractor", refuse)
+    build(tmp_path / "kept", [], target, finished)
+    assert contents(tmp_path / "kept") == contents(tmp_path / "read")
     build(tmp_path / "kept", samples, target)
     FeatureCache([tmp_path / "kept"]).check()
-    for name in FILES:
-        assert (tmp_path / "kept" / name).read_bytes() == (tmp_path / "read" / name).read_bytes(), name
+    assert contents(tmp_path / "kept") == contents(tmp_path / "read")
     assert {one.reason for one in finished} == {FinishReason.STOP, FinishReason.LENGTH}
 
 
@@ -87,9 +103,11 @@ def test_keeping_states_changes_no_output(target: LoadedTarget, tmp_path: Path) 
     assert len(plain) == len(jobs())
 
 
-def test_behind_a_response_without_features_nothing_is_kept(target: LoadedTarget, tmp_path: Path) -> None:
-    first, second, *_ = generated(target, tmp_path, keeps_states=True)
-    with closing(KeptFeatures(tmp_path / "kept", [sample_of(first)], target, TAPS)) as kept:
-        assert second.states is not None
-        kept.append(sample_of(second), second.states)
-    assert (tmp_path / "kept" / "tokens.bin").stat().st_size == 0
+@pytest.mark.usefixtures("one_thread")
+def test_a_response_without_features_is_read_before_others_are_kept(
+    target: LoadedTarget, tmp_path: Path
+) -> None:
+    first, *others = generated(target, tmp_path, keeps_states=True)
+    build(tmp_path / "mixed", [sample_of(first)], target, others)
+    build(tmp_path / "read", [sample_of(one) for one in (first, *others)], target)
+    assert contents(tmp_path / "mixed") == contents(tmp_path / "read")

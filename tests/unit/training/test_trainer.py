@@ -29,6 +29,8 @@ from dspark.training.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(120)
 
+AVERAGED = replace(RECIPE, schedule=Schedule.CONSTANT, averaged_share=0.5)
+
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -65,16 +67,20 @@ def crash_at(checkpoint: int) -> Callable[[], None]:
     return save
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    ("recipe", "checkpoint_steps", "last_checkpoint"),
+    # the last one dies in the middle of what is averaged
+    [*((one, 2, 2) for one in RECIPES.values()), (AVERAGED, 1, 5)],
+    ids=[*RECIPES, "averaged"],
+)
 def test_a_run_that_died_ends_in_the_bits_of_one_that_did_not(
-    name: str, features: Path, tmp_path: Path
+    recipe: Recipe, checkpoint_steps: int, last_checkpoint: int, features: Path, tmp_path: Path
 ) -> None:
-    recipe = RECIPES[name]
     whole = make_drafter()
     make_trainer(features, tmp_path / "whole", drafter=whole, recipe=recipe).run(ignore, lambda: None)
-    dying = make_trainer(features, tmp_path / "cut", recipe=recipe, checkpoint_steps=2)
+    dying = make_trainer(features, tmp_path / "cut", recipe=recipe, checkpoint_steps=checkpoint_steps)
     with pytest.raises(CrashError):
-        dying.run(ignore, crash_at(2))
+        dying.run(ignore, crash_at(last_checkpoint))
     resumed = make_drafter(seed=1)
     trainer = make_trainer(features, tmp_path / "cut", drafter=resumed, recipe=recipe)
     assert trainer.resume()
@@ -241,9 +247,6 @@ def stepwise(features: Path, directory: Path, recipe: Recipe, num_steps: int) ->
     return found
 
 
-AVERAGED = replace(RECIPE, schedule=Schedule.CONSTANT, averaged_share=0.5)
-
-
 def test_the_weights_that_come_out_are_the_mean_of_the_last_share_of_the_run(
     features: Path, tmp_path: Path
 ) -> None:
@@ -257,21 +260,6 @@ def test_the_weights_that_come_out_are_the_mean_of_the_last_share_of_the_run(
     assert torch.equal(saved[-1], weights(drafter))
     assert not torch.allclose(expected, each[-1], atol=1e-4)
     assert last["held_out_loss"] == trainer.evaluate()["held_out_loss"]
-
-
-def test_an_averaged_run_that_died_ends_in_the_bits_of_one_that_did_not(
-    features: Path, tmp_path: Path
-) -> None:
-    whole = make_drafter()
-    make_trainer(features, tmp_path / "whole", drafter=whole, recipe=AVERAGED).run(ignore, lambda: None)
-    dying = make_trainer(features, tmp_path / "cut", recipe=AVERAGED, checkpoint_steps=1)
-    with pytest.raises(CrashError):
-        dying.run(ignore, crash_at(5))
-    resumed = make_drafter(seed=1)
-    trainer = make_trainer(features, tmp_path / "cut", drafter=resumed, recipe=AVERAGED)
-    assert trainer.resume()
-    trainer.run(ignore, lambda: None)
-    assert torch.equal(weights(resumed), weights(whole))
 
 
 def test_a_mean_is_not_kept_of_shards(features: Path, tmp_path: Path) -> None:
