@@ -109,6 +109,14 @@ def positive_float(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """An argument that must be a number from 0 to 1."""
+    value = non_negative_float(text)
+    if value > 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} does not lie between 0 and 1")
+    return value
+
+
 def read_models(args: argparse.Namespace) -> Models:
     """Set the threads, prepare the target, find the drafter.
 

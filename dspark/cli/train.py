@@ -47,12 +47,6 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     recipe = RECIPES[args.recipe] if args.kind == "dspark" else for_chains(RECIPES[args.recipe])
     weights = {name: getattr(args, name) for name in ("hard", "soft", "tv", "confidence")}
     loss = replace(recipe.loss, **{name: value for name, value in weights.items() if value is not None})
-    if args.decay is not None and args.decay <= 0:
-        raise ConfigurationError(f"--decay {args.decay:g} must be above 0")
-    if not 0 <= args.growing_share <= 1:
-        raise ConfigurationError(f"--growing-share {args.growing_share:g} must lie between 0 and 1")
-    if not 0 <= args.average <= 1:
-        raise ConfigurationError(f"--average {args.average:g} must lie between 0 and 1")
     return replace(
         recipe,
         loss=loss,
@@ -103,6 +97,7 @@ def run_train(args: argparse.Namespace) -> int:
         response_files=tuple(args.responses),
         num_self_prompts=args.self_prompts,
         max_new_tokens=args.max_new_tokens,
+        greedy_share=args.greedy_share,
         seed=args.seed,
     )
     target = prepare_target(args.target, default_cache_dir())

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.bench_options import non_negative_float, positive
+from dspark.cli.bench_options import non_negative_float, positive, positive_float, share
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--responses", type=Path, action="append", default=[], help="JSON lines with ready responses"
     )
     data.add_argument("--self-prompts", type=int, default=0, help="prompts the target invents itself")
+    data.add_argument(
+        "--greedy-share",
+        type=share,
+        default=0.4,
+        help="share of the generated responses that are made at temperature 0 (default: 0.4); the rest are "
+        "made at 0.3, 0.7 and 1, equally",
+    )
     data.add_argument("--max-new-tokens", type=int, default=400, help="longest response")
     data.add_argument("--features", type=Path, action="append", default=[], help="finished feature caches")
     data.add_argument(
@@ -87,7 +94,7 @@ def _add_recipe_options(group: Any) -> None:
     group.add_argument("--confidence", type=non_negative_float, help="weight of the confidence loss")
     group.add_argument(
         "--decay",
-        type=float,
+        type=positive_float,
         help="slots in which position weights fall by e (both 4; the paper's text: gamma)",
     )
     group.add_argument(
@@ -102,7 +109,7 @@ def _add_recipe_options(group: Any) -> None:
     )
     group.add_argument(
         "--average",
-        type=float,
+        type=share,
         default=0.0,
         metavar="SHARE",
         help="share of the run, its last part, whose weights are averaged: the drafter that comes out has "
@@ -115,7 +122,7 @@ def _add_recipe_options(group: Any) -> None:
     )
     group.add_argument(
         "--growing-share",
-        type=float,
+        type=share,
         default=0.0,
         help="share of the run in which blocks grow: one slot at every position first, then 2 to gamma "
         "(default: 0, gamma from the start)",

@@ -27,8 +27,8 @@ from dspark.errors import EngineError
 from dspark.training.responses import chat_prompt_ids, read_rows
 
 _NO_DRAFTS = np.empty(0, dtype=np.int32)
-# Shares of the temperatures at which responses are made: serving meets them all, greedy most.
-TEMPERATURES = ((0.0, 0.4), (0.3, 0.2), (0.7, 0.2), (1.0, 0.2))
+# Temperatures at which responses are made, besides greedily: serving meets them all.
+TEMPERATURES = (0.3, 0.7, 1.0)
 # What an invented user turn may begin with; the empty lead leaves the choice to the target. Half ask for
 # code: the target itself asks for little of it, and it is what a drafter learns last.
 LEADS = (
@@ -179,10 +179,19 @@ class BatchGenerator:
 
 
 def response_jobs(
-    prompts: Iterable[dict[str, Any]], tokenizer: Any, *, seed: int, skip: set[str]
+    prompts: Iterable[dict[str, Any]], tokenizer: Any, *, seed: int, skip: set[str], greedy_share: float
 ) -> Iterator[Job]:
-    """A job per prompt row that is not done yet; temperature and seed depend on its id alone."""
-    values, shares = zip(*TEMPERATURES, strict=True)
+    """A job per prompt row that is not done yet; temperature and seed depend on its id alone.
+
+    Args:
+        prompts: rows with `id` and `prompt`.
+        tokenizer: of the target.
+        seed: of all temperatures and samples.
+        skip: ids that are done.
+        greedy_share: share of the jobs at temperature 0; the other temperatures share the rest equally.
+    """
+    values = (0.0, *TEMPERATURES)
+    shares = (greedy_share, *[(1 - greedy_share) / len(TEMPERATURES)] * len(TEMPERATURES))
     for row in prompts:
         if row["id"] in skip:
             continue

@@ -52,6 +52,7 @@ class DataPlan:
         max_new_tokens: longest response.
         max_tokens: longest sample; longer ones are left out.
         batch: responses generated at once.
+        greedy_share: share of the generated responses that are made greedily.
     """
 
     prompt_files: tuple[Path, ...] = ()
@@ -60,6 +61,7 @@ class DataPlan:
     max_new_tokens: int = 400
     max_tokens: int = 900
     batch: int = 96
+    greedy_share: float = 0.4
     seed: int = 0
 
     @property
@@ -119,7 +121,9 @@ def generate_data(
         rows = [{"id": f"{path.stem}-{number}", **row} for number, row in enumerate(read_rows(path))]
         prompts += [row for row in rows if "refused" not in row]
     responses = work / "responses.jsonl"
-    todo = response_jobs(prompts, tokenizer, seed=plan.seed, skip=done_ids(responses))
+    todo = response_jobs(
+        prompts, tokenizer, seed=plan.seed, skip=done_ids(responses), greedy_share=plan.greedy_share
+    )
     write_rows(
         responses,
         generate(todo, plan.max_new_tokens, keeps=keep is not None),

@@ -55,10 +55,24 @@ def test_lengths_of_blocks_and_the_averaged_share_come_with_the_recipe() -> None
     assert recipe.block_lens == (2, 7)
     assert recipe.averaged_share == 0.5
     assert recipe.schedule == "constant"
-    with pytest.raises(ConfigurationError, match=r"--average 1\.5 must lie between 0 and 1"):
-        _recipe(parse("--average", "1.5"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--average", "1.5", "'1.5' does not lie between 0 and 1"),
+        ("--growing-share", "2", "'2' does not lie between 0 and 1"),
+        ("--greedy-share", "-0.1", "'-0.1' is not a number of at least 0"),
+        ("--decay", "0", "'0' is not a number above 0"),
+        ("--block-lens", "2,0", "'0' is not a whole number of at least 1"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_with_its_option(
+    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        parse("--block-lens", "2,0")
+        parse(f"{option}={value}")
+    assert f"argument {option}: {message}" in capsys.readouterr().err
 
 
 def test_parts_of_a_baselines_recipe_can_be_changed() -> None:
