@@ -45,12 +45,14 @@ class DraftOptions(TypedDict, total=False):
         calibration: of its confidences; without one they stay as they are.
         refits: whether the calibration follows what becomes of the blocks.
         cache_dir: where built kernels are kept.
+        allows_int8: whether weights may be rounded to 8 bits where that makes drafts faster.
     """
 
     name: str
     calibration: Calibration
     refits: bool
     cache_dir: Path | None
+    allows_int8: bool
 
 
 class PagedDraftEngine(ABC):
@@ -67,7 +69,7 @@ class PagedDraftEngine(ABC):
         config = drafter.config
         self._pool, self._config = pool, config
         self._contexts = ContextTable(pool)
-        self._arena = open_arena(options.get("cache_dir"))
+        self._arena = open_arena(options.get("cache_dir"), prefers_int8=options.get("allows_int8", False))
         calibration = options.get("calibration") or Calibration.identity(config.gamma)
         self._heads = DraftHeads(drafter, calibration, self._arena)
         self._online = OnlineCalibration(calibration) if options.get("refits", False) else None

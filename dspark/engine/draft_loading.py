@@ -44,6 +44,7 @@ def load_engine_for(
     cache_dir: Path | None = None,
     with_lookup: bool = False,
     gamma: int | None = None,
+    allows_int8: bool = True,
 ) -> AnyDraftEngine:
     """Load a drafter over its target; what a draft of a model costs is measured.
 
@@ -56,6 +57,8 @@ def load_engine_for(
         cache_dir: where built kernels are kept.
         with_lookup: whether prompt lookup drafts in place of a model where that has been worth more.
         gamma: drafts of a block of prompt lookup; a model has its own.
+        allows_int8: whether weights in bfloat16 may be rounded to 8 bits where that makes drafts faster: a
+            CPU without instructions for bfloat16 then waits for half the bytes. No output depends on it.
 
     Raises:
         ModelMismatchError: the directory is no drafter, or belongs to another target.
@@ -74,6 +77,7 @@ def load_engine_for(
         calibration=Calibration.read(drafter, model.config.gamma),
         refits=refits,
         cache_dir=cache_dir,
+        allows_int8=allows_int8,
     )
     pool = context_pool(model.config, max(1, pool_tokens // PAGE_SIZE), dtype=dtype, cache_dir=cache_dir)
     engine = make_draft_engine(model, pool, options)

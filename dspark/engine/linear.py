@@ -15,10 +15,11 @@ from dspark.engine.kernels.native import NativeKernels, PackedWeight, load_kerne
 # 32 rows on but not exact.
 _ROW_HINT = 1
 _CHUNK_BYTES = 64 << 20
+_LINE_BYTES = 64
 
 
 class PackedLinear(nn.Module):
-    """`x @ weight.T + bias` for inference on a CPU that multiplies bfloat16, by our own kernel."""
+    """`x @ weight.T + bias` for inference in bfloat16, by our own kernel."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, *, arena: WeightArena, is_gated: bool = False
@@ -60,27 +61,42 @@ class OneDnnLinear(nn.Module):
 class WeightArena:
     """Memory on huge pages from which packed weights are cut, so that they lie behind one another."""
 
-    def __init__(self, kernels: NativeKernels) -> None:
+    def __init__(self, kernels: NativeKernels, *, is_int8: bool = False) -> None:
+        """Take no memory yet.
+
+        Args:
+            kernels: that read the weights.
+            is_int8: whether weights are rounded to 8 bits, with a scale for each output.
+        """
         self.kernels = kernels
+        self._is_int8 = is_int8
         self._chunk = torch.empty(0, dtype=torch.uint8)
 
-    def take(self, weight: Tensor) -> Tensor:
-        """Bytes for this weight once packed."""
-        size = self.kernels.packed_bytes(weight)
+    def _take(self, size: int) -> Tensor:
         if size > self._chunk.numel():
             self._chunk = self.kernels.allocate(max(size, _CHUNK_BYTES))
-        taken, self._chunk = self._chunk[:size], self._chunk[size:]
+        # Each weight begins on a line of the cache.
+        end = -(-size // _LINE_BYTES) * _LINE_BYTES
+        taken, self._chunk = self._chunk[:size], self._chunk[end:]
         return taken
 
     def pack(self, weight: Tensor, *, is_gated: bool = False) -> PackedWeight:
         """The weight packed into memory of this arena; see `NativeKernels.pack`."""
-        return self.kernels.pack(weight, self.take(weight), is_gated=is_gated)
+        memory = self._take(self.kernels.packed_bytes(weight, is_int8=self._is_int8))
+        return self.kernels.pack(weight, memory, is_gated=is_gated, is_int8=self._is_int8)
 
 
-def open_arena(cache_dir: Path | None = None) -> WeightArena | None:
-    """An arena for weights of our own matmul kernel; None where this CPU has no use for it."""
+def open_arena(cache_dir: Path | None = None, *, prefers_int8: bool = False) -> WeightArena | None:
+    """An arena for weights of our own matmul kernel; None where this CPU has no use for it.
+
+    Args:
+        cache_dir: where built kernels are kept.
+        prefers_int8: whether weights may be rounded to 8 bits, where that makes products faster.
+    """
     kernels = load_kernels(cache_dir)
-    return WeightArena(kernels) if kernels is not None and kernels.has_matmul else None
+    if kernels is None or not kernels.has_matmul:
+        return None
+    return WeightArena(kernels, is_int8=prefers_int8 and kernels.has_int8)
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None, *, arena: WeightArena | None = None) -> nn.Module:

@@ -59,4 +59,5 @@ def _load_engine(settings: DrafterSettings) -> DraftingEngine:
         cache_dir=settings.cache_dir,
         with_lookup=settings.lookup,
         gamma=settings.gamma,
+        allows_int8=settings.allow_int8,
     )

@@ -19,6 +19,9 @@ class DrafterSettings(ServiceSettings):
     drafter: Path = Field(description="Directory of the drafter checkpoint, or prompt-lookup.")
     target: Path = Field(description="Hugging Face directory of the target it was trained for.")
     dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Type of weights and context.")
+    allow_int8: bool = Field(
+        True, description="Whether weights may be rounded to 8 bits where that makes drafts faster (AVX2)."
+    )
     pool_tokens: int = Field(131072, ge=16, description="Context tokens of all requests together.")
     cache_dir: Path | None = Field(None, description="Directory for built kernels.")
     threads: int = Field(0, ge=0, description="Threads of a forward pass; 0: all cores.")

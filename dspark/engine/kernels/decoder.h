@@ -32,7 +32,7 @@ struct DecoderArgs {
   const int32_t* kv_lens;
   const float *cos, *sin;
   int64_t num_rows, table_width, tap_stride;
-  int32_t num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, num_threads;
+  int32_t num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, num_threads, is_int8;
   float scale, norm_eps;
 };
 
@@ -46,7 +46,7 @@ inline void attend(const AttentionArgs& a) {
 
 inline void project(const DecoderArgs& a, const void* x, int32_t in, const void* packed, const void* bias, void* out,
                     int32_t out_features, bool is_gated = false) {
-  matmul({x, packed, bias, out, in, a.num_rows, in, out_features, a.num_threads, is_gated});
+  matmul({x, packed, bias, out, in, a.num_rows, in, out_features, a.num_threads, is_gated, a.is_int8});
 }
 
 inline void normalise(const DecoderArgs& a, const void* delta, const void* weight) {

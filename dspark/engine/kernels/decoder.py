@@ -31,7 +31,7 @@ class _DecoderArgs(ctypes.Structure):
         *((name, _pointer) for name in ("slots", "row_request", "page_table", "kv_lens", "cos", "sin")),
         *((name, _int64) for name in ("num_rows", "table_width", "tap_stride")),
         *((name, _int32) for name in ("num_layers", "hidden_size", "intermediate_size")),
-        *((name, _int32) for name in ("num_heads", "num_kv_heads", "head_dim", "num_threads")),
+        *((name, _int32) for name in ("num_heads", "num_kv_heads", "head_dim", "num_threads", "is_int8")),
         *((name, _float) for name in ("scale", "norm_eps")),
     )
 
@@ -103,6 +103,7 @@ class NativeDecoder:
         self._final_norm = final_norm
         self._shape = shape
         self._tapped = tuple(tapped_layers)
+        self._is_int8 = _is_int8(layers)
         self._bound: _BoundLayers | None = None
 
     def run(
@@ -155,6 +156,7 @@ class NativeDecoder:
             shape.num_kv_heads,
             shape.head_dim,
             torch.get_num_threads(),
+            self._is_int8,
             shape.scale,
             shape.norm_eps,
         )
@@ -181,6 +183,16 @@ class NativeDecoder:
             *(tensor.data_ptr() for tensor in pages),
             column,
         )
+
+
+def _is_int8(layers: Sequence[DecoderLayer]) -> bool:
+    formats = {
+        weight.is_int8
+        for layer in layers
+        for weight in (layer.qkv.weight, layer.output.weight, layer.gated, layer.down.weight)
+    }
+    assert len(formats) == 1, "one format for all weights"
+    return formats.pop()
 
 
 def _pointers(projection: PackedProjection) -> tuple[int, int | None]:

@@ -19,7 +19,7 @@ struct IngestArgs {
   const float *cos, *sin;         // [T, D / 2]
   void *fused, *normed, *heads;   // scratch: [T, H] twice, [T, L * 2 * Hkv * D]
   int64_t num_rows;
-  int32_t num_layers, feature_size, hidden_size, num_kv_heads, head_dim, num_threads;
+  int32_t num_layers, feature_size, hidden_size, num_kv_heads, head_dim, num_threads, is_int8;
   float norm_eps;
 };
 
@@ -38,9 +38,9 @@ inline void write_layer(const IngestArgs& a, int64_t layer) {
 
 inline void ingest(const IngestArgs& a) {
   const int32_t H = a.hidden_size, F = a.feature_size, out = a.num_layers * 2 * a.num_kv_heads * a.head_dim;
-  matmul({a.features, a.fuse, nullptr, a.fused, F, a.num_rows, F, H, a.num_threads, 0});
+  matmul({a.features, a.fuse, nullptr, a.fused, F, a.num_rows, F, H, a.num_threads, 0, a.is_int8});
   add_norm<BFloat16>({a.fused, nullptr, a.fused_norm, a.normed, a.num_rows, H, a.num_threads, a.norm_eps});
-  matmul({a.normed, a.keys_values, nullptr, a.heads, H, a.num_rows, H, out, a.num_threads, 0});
+  matmul({a.normed, a.keys_values, nullptr, a.heads, H, a.num_rows, H, out, a.num_threads, 0, a.is_int8});
   for (int64_t layer = 0; layer < a.num_layers; layer++) write_layer(a, layer);
 }
 

@@ -24,14 +24,14 @@ class _IngestArgs(ctypes.Structure):
         *((name, _pointer) for name in ("slots", "cos", "sin", "fused", "normed", "heads")),
         ("num_rows", _int64),
         *((name, _int32) for name in ("num_layers", "feature_size", "hidden_size")),
-        *((name, _int32) for name in ("num_kv_heads", "head_dim", "num_threads")),
+        *((name, _int32) for name in ("num_kv_heads", "head_dim", "num_threads", "is_int8")),
         ("norm_eps", _float),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ContextWeights:
-    """What the context is made with, in bfloat16.
+    """What the context is made with.
 
     Attributes:
         fuse: [H, L*H] of the tapped features.
@@ -58,6 +58,7 @@ class NativeContext:
         pages: tuple[Sequence[Tensor], Sequence[Tensor]],  # keys and values of every layer
         num_kv_heads: int,
     ) -> None:
+        assert weights.fuse.is_int8 == weights.keys_values.is_int8, "one format for both"
         self._call = kernels.function("dspark_ingest")
         self._weights, self._pages = weights, pages
         self._num_kv_heads = num_kv_heads
@@ -88,6 +89,7 @@ class NativeContext:
             self._num_kv_heads,
             head_dim,
             1 if num_rows <= _ROWS_OF_ONE_THREAD else torch.get_num_threads(),
+            weights.fuse.is_int8,
             weights.eps,
         )
         self._call(ctypes.byref(args))

@@ -40,6 +40,9 @@ void dspark_best_two(int dtype, const BestTwoArgs* args) {
 // Whether matmul works on this machine; asks the kernel for AMX, so call it once before.
 int dspark_can_matmul() { return can_matmul(); }
 
+// Whether it works for weights of 8 bits as well.
+int dspark_can_matmul_int8() { return can_matmul_int8(); }
+
 void dspark_pack_weight(const PackArgs* args) { pack_weight(*args); }
 
 void dspark_matmul(const MatmulArgs* args) { matmul(*args); }

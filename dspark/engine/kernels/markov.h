@@ -25,7 +25,7 @@ struct MarkovArgs {
   const float* confidence_row;   // [H + K] weights of the confidence head
   float* confidences;            // [T] its logits
   int64_t num_requests;
-  int32_t rank, num_draft_tokens, hidden_size, num_threads;
+  int32_t rank, num_draft_tokens, hidden_size, num_threads, is_int8;
   float confidence_bias;
 };
 
@@ -68,7 +68,7 @@ inline bool draft_slots(const MarkovArgs& a, int64_t step) {
   }
   const int64_t R = slots.size();
   if (R == 0) return false;
-  matmul({a.inputs, a.packed, nullptr, a.biases, K, R, a.rank, a.num_draft_tokens, a.num_threads, 0});
+  matmul({a.inputs, a.packed, nullptr, a.biases, K, R, a.rank, a.num_draft_tokens, a.num_threads, 0, a.is_int8});
   found.resize(R * pieces);
   const int64_t* slot_of = slots.data();
   BestTwo* best = found.data();

@@ -19,7 +19,7 @@ class _MarkovArgs(ctypes.Structure):
         *((name, _pointer) for name in ("first_slots", "embedded", "inputs", "biases", "token_ids")),
         *((name, _pointer) for name in ("hidden", "confidence_row", "confidences")),
         ("num_requests", _int64),
-        *((name, _int32) for name in ("rank", "num_draft_tokens", "hidden_size", "num_threads")),
+        *((name, _int32) for name in ("rank", "num_draft_tokens", "hidden_size", "num_threads", "is_int8")),
         ("confidence_bias", _float),
     )
 
@@ -101,6 +101,7 @@ class NativeMarkovHead:
             width,
             hidden.shape[1],
             torch.get_num_threads(),
+            self._biases.is_int8,
             self._confidence_bias,
         )
         self._call(ctypes.byref(args))

@@ -1,4 +1,4 @@
-// x @ weight.T in bfloat16 with float sums, for weights packed once. Bound by reading the weights: what matters is
+// x @ weight.T for rows in bfloat16 with float sums, for weights packed once. Bound by reading the weights: what matters is
 // one sequential stream over huge pages, which AMX tiles, AVX512-BF16 or, for a few rows, AVX2 then consume as fast
 // as it comes.
 //
@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "amx.h"
@@ -32,12 +33,13 @@ struct MatmulArgs {
   int64_t x_stride, num_rows;
   int32_t in_features, out_features, num_threads;
   int32_t is_gated;  // each block holds 16 gates, then their 16 ups: out = silu(gate) * up
+  int32_t is_int8;   // packed by pack_int8
 };
 
 struct PackArgs {
   const void* weight;  // [N, K]
   void* packed;
-  int32_t in_features, out_features, is_gated, num_threads;
+  int32_t in_features, out_features, is_gated, num_threads, is_int8;
 };
 
 // Place of a tile in its block: 16 outputs after the other where they are multiplied one after the other (one
@@ -59,7 +61,7 @@ inline int64_t source_row(const PackArgs& a, int64_t n) {
   return n < a.out_features ? n : -1;
 }
 
-inline void pack_weight(const PackArgs& a) {
+inline void pack_bfloat16(const PackArgs& a) {
   const int64_t K = a.in_features, blocks = (a.out_features + kBlockN - 1) / kBlockN;
   const BFloat16* weight = (const BFloat16*)a.weight;
   Workers::shared().run(blocks, a.num_threads, [&](int64_t block) {
@@ -75,6 +77,46 @@ inline void pack_weight(const PackArgs& a) {
     }
   });
 }
+
+// Bytes of a block of pack_int8: [2 halves][K / 4][16 outputs] words of four weights, then the 32 factors of the sums.
+inline int64_t int8_block_bytes(int64_t K) { return kBlockN * (K + (int64_t)sizeof(float)); }
+
+// Four weights in units of the scale as one word, the first in its lowest byte. A byte is read with all that lies below
+// it, as a fraction: so the fraction is taken off before rounding.
+inline uint32_t four_weights(const float* units) {
+  uint32_t word = 0;
+  for (int i = 0; i < 4; i++) {
+    const float fraction = std::ldexp((float)word, -8 * i);
+    const float whole = std::nearbyint(units[i] - fraction);
+    word |= (uint32_t)(uint8_t)(int8_t)std::min(127.0f, std::max(-128.0f, whole)) << 8 * i;
+  }
+  return word;
+}
+
+// Weights of 8 bits with a scale for each output, its greatest weight being 127 units.
+inline void pack_int8(const PackArgs& a) {
+  const int64_t K = a.in_features, blocks = (a.out_features + kBlockN - 1) / kBlockN;
+  Workers::shared().run(blocks, a.num_threads, [&](int64_t block) {
+    char* packed = (char*)a.packed + block * int8_block_bytes(K);
+    float* factors = (float*)(packed + kBlockN * K);
+    std::vector<float> units(K);
+    for (int64_t n = 0; n < kBlockN; n++) {
+      const int64_t row = source_row(a, block * kBlockN + n);
+      float most = 0.0f;
+      for (int64_t k = 0; k < K; k++) {
+        units[k] = row < 0 ? 0.0f : load_one((const BFloat16*)a.weight + row * K + k);
+        most = std::max(most, std::fabs(units[k]));
+      }
+      const float per_weight = most > 0.0f ? 127.0f / most : 0.0f;
+      for (float& unit : units) unit *= per_weight;
+      uint32_t* out = (uint32_t*)(packed + n / 16 * 16 * K) + n % 16;
+      for (int64_t k = 0; k < K; k += 4) out[k / 4 * 16] = four_weights(&units[k]);
+      factors[n] = std::ldexp(most / 127.0f, -24);
+    }
+  });
+}
+
+inline void pack_weight(const PackArgs& a) { a.is_int8 ? pack_int8(a) : pack_bfloat16(a); }
 
 // Sums of `rows` rows (at most 16 per tile) and one block, [row][32], to the output.
 inline void finish_block(const MatmulArgs& a, const float* sums, int64_t first_row, int rows, int64_t block) {
@@ -229,17 +271,18 @@ typedef float Float8 __attribute__((vector_size(32)));
 typedef uint32_t Word8 __attribute__((vector_size(32)));
 
 inline bool can_matmul() { return true; }
+inline bool can_matmul_int8() { return true; }
 
 // Adds one input per row times 16 weights.
 template <int R>
-inline __attribute__((always_inline)) void add_products(const float* x, int64_t stride, Word8 low, Word8 high,
+inline __attribute__((always_inline)) void add_products(const float* x, int64_t stride, Float8 low, Float8 high,
                                                         Float8 (&sums)[R][2]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
     const float one = x[r * stride];
     const Float8 input = {one, one, one, one, one, one, one, one};
-    sums[r][0] += input * (Float8)low;
-    sums[r][1] += input * (Float8)high;
+    sums[r][0] += input * low;
+    sums[r][1] += input * high;
   }
 }
 
@@ -257,42 +300,81 @@ struct Prefetch {
 //
 // Not inlined: among other code GCC spills the sums, and the loop takes four times as long.
 template <int R, bool IsReadOnce>
-__attribute__((noinline)) void multiply_half(const float* x, int64_t stride, const BFloat16* packed, int64_t K,
+__attribute__((noinline)) void multiply_half(const float* x, int64_t stride, const void* packed, int64_t K,
                                              Prefetch prefetch, float* out) {
   Float8 sums[R][2] = {};
-  for (int64_t k = 0; k < K; k += 2, packed += 32) {
+  const char* words = (const char*)packed;
+  for (int64_t k = 0; k < K; k += 2, words += kLineBytes) {
     Word8 low, high;
-    std::memcpy(&low, packed, sizeof low);
-    std::memcpy(&high, packed + 16, sizeof high);
+    std::memcpy(&low, words, sizeof low);
+    std::memcpy(&high, words + sizeof low, sizeof high);
     __builtin_prefetch(prefetch.start, 0, IsReadOnce ? 0 : 3);
     prefetch.start += prefetch.step;
-    add_products<R>(x + k, stride, low << 16, high << 16, sums);
-    add_products<R>(x + k + 1, stride, low & 0xffff0000u, high & 0xffff0000u, sums);
+    add_products<R>(x + k, stride, (Float8)(low << 16), (Float8)(high << 16), sums);
+    add_products<R>(x + k + 1, stride, (Float8)(low & 0xffff0000u), (Float8)(high & 0xffff0000u), sums);
   }
   for (int r = 0; r < R; r++)
     for (int part = 0; part < 2; part++) std::memcpy(out + r * kBlockN + part * 8, &sums[r][part], sizeof(Float8));
 }
 
-template <bool IsReadOnce>
-inline auto rows_of(int rows) {
+inline __attribute__((always_inline)) Float8 as_numbers(Word8 words) {
+  typedef int32_t Int8 __attribute__((vector_size(32)));
+  return __builtin_convertvector((Int8)words, Float8);
+}
+
+// The same sums for weights of pack_int8, each times 2^24 over its output's scale. A word holds the weights of four
+// neighbouring inputs; what lies below a weight was taken into account when it was rounded, and need not be cleared.
+// They are kept in the shared cache where they find room: they are few enough to be there still when they are next read.
+template <int R>
+__attribute__((noinline)) void multiply_half_int8(const float* x, int64_t stride, const void* packed, int64_t K,
+                                                  Prefetch prefetch, float* out) {
+  Float8 sums[R][2] = {};
+  const char* words = (const char*)packed;
+  for (int64_t k = 0; k < K; k += 4, words += kLineBytes) {
+    Word8 low, high;
+    std::memcpy(&low, words, sizeof low);
+    std::memcpy(&high, words + sizeof low, sizeof high);
+    __builtin_prefetch(prefetch.start, 0, 3);
+    prefetch.start += prefetch.step;
+    add_products<R>(x + k, stride, as_numbers(low << 24), as_numbers(high << 24), sums);
+    add_products<R>(x + k + 1, stride, as_numbers(low << 16), as_numbers(high << 16), sums);
+    add_products<R>(x + k + 2, stride, as_numbers(low << 8), as_numbers(high << 8), sums);
+    add_products<R>(x + k + 3, stride, as_numbers(low), as_numbers(high), sums);
+  }
+  for (int r = 0; r < R; r++)
+    for (int part = 0; part < 2; part++) std::memcpy(out + r * kBlockN + part * 8, &sums[r][part], sizeof(Float8));
+}
+
+typedef void (*MultiplyHalf)(const float*, int64_t, const void*, int64_t, Prefetch, float*);
+
+inline MultiplyHalf rows_of(int rows, bool is_int8, bool is_read_once) {
   static_assert(kMostRows == 6, "one of each");
-  constexpr decltype(&multiply_half<1, IsReadOnce>) kByRows[] = {
-      multiply_half<1, IsReadOnce>, multiply_half<2, IsReadOnce>, multiply_half<3, IsReadOnce>,
-      multiply_half<4, IsReadOnce>, multiply_half<5, IsReadOnce>, multiply_half<6, IsReadOnce>};
-  return kByRows[rows - 1];
+#define DSPARK_BY_ROWS(f, ...) {f<1 __VA_ARGS__>, f<2 __VA_ARGS__>, f<3 __VA_ARGS__>, f<4 __VA_ARGS__>, f<5 __VA_ARGS__>, f<6 __VA_ARGS__>}
+  static constexpr MultiplyHalf kReadOnce[] = DSPARK_BY_ROWS(multiply_half, , true);
+  static constexpr MultiplyHalf kReadAgain[] = DSPARK_BY_ROWS(multiply_half, , false);
+  static constexpr MultiplyHalf kInt8[] = DSPARK_BY_ROWS(multiply_half_int8);
+#undef DSPARK_BY_ROWS
+  return (is_int8 ? kInt8 : is_read_once ? kReadOnce : kReadAgain)[rows - 1];
 }
 
 // The first group of rows waits for memory and the others do not: each fetches its share of the weights that come
 // next, so that memory is never idle. A lone group fetches a little ahead of itself.
-inline Prefetch prefetch_of(const BFloat16* half, int64_t K, int64_t group, int64_t groups) {
-  const int64_t bytes = 16 * K * sizeof(BFloat16);
-  if (groups == 1) return {(const char*)half + kAheadBytes, kLineBytes};
-  return {(const char*)half + bytes + bytes * group / groups, kLineBytes / groups};
+inline Prefetch prefetch_of(const char* half, int64_t bytes, int64_t group, int64_t groups) {
+  if (groups == 1) return {half + kAheadBytes, kLineBytes};
+  return {half + bytes + bytes * group / groups, kLineBytes / groups};
+}
+
+inline void scale_sums(float* sums, int64_t rows, const float* scales) {
+  for (int64_t row = 0; row < rows; row++)
+    for (int n = 0; n < kBlockN; n += kLanes) {
+      float* some = sums + row * kBlockN + n;
+      store(some, load(some) * load(scales + n));
+    }
 }
 
 inline void multiply(const MatmulArgs& a, const float* x, int64_t stride, int64_t block) {
-  const int64_t K = a.in_features;
-  const BFloat16* packed = (const BFloat16*)a.packed + block * kBlockN * K;
+  const int64_t K = a.in_features, half_bytes = 16 * K * (a.is_int8 ? 1 : sizeof(BFloat16));
+  const char* packed = (const char*)a.packed + block * (a.is_int8 ? int8_block_bytes(K) : 2 * half_bytes);
   alignas(64) float sums[kMostGroups * kMostRows * kBlockN];
   for (int64_t first = 0; first < a.num_rows; first += kMostGroups * kMostRows) {
     const int64_t rows = std::min<int64_t>(a.num_rows - first, kMostGroups * kMostRows);
@@ -301,12 +383,13 @@ inline void multiply(const MatmulArgs& a, const float* x, int64_t stride, int64_
       for (int64_t group = 0; group < groups; group++) {
         // Groups of nearly one size: a group of one row costs as much as one of three.
         const int64_t begin = rows * group / groups, end = rows * (group + 1) / groups;
-        const BFloat16* weights = packed + half * 16 * K;
-        const Prefetch prefetch = prefetch_of(weights, K, group, groups);
+        const char* weights = packed + half * half_bytes;
+        const Prefetch prefetch = prefetch_of(weights, half_bytes, group, groups);
         float* out = sums + begin * kBlockN + half * 16;
-        const auto multiply_rows = groups == 1 ? rows_of<true>(end - begin) : rows_of<false>(end - begin);
+        const MultiplyHalf multiply_rows = rows_of(end - begin, a.is_int8, groups == 1);
         multiply_rows(x + (first + begin) * stride, stride, weights, K, prefetch, out);
       }
+    if (a.is_int8) scale_sums(sums, rows, (const float*)(packed + 2 * half_bytes));
     finish_block(a, sums, first, rows, block);
   }
 }
@@ -331,6 +414,11 @@ inline const float* take_rows(const MatmulArgs& a, int64_t* stride) {
 inline bool can_matmul() { return false; }
 inline void multiply(const MatmulArgs&, const BFloat16*, int64_t, int64_t) {}
 
+#endif
+
+#if !DSPARK_FMA
+// No faster than bfloat16 where that is multiplied by instructions of its own.
+inline bool can_matmul_int8() { return false; }
 #endif
 
 #if !DSPARK_AMX && !DSPARK_FMA

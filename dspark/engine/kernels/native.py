@@ -21,6 +21,7 @@ _MAX_HEAD_DIM = 256
 _PAGE_SIZE = 16
 _BLOCK_INPUTS = 32
 _BLOCK_OUTPUTS = 32
+_SCALE_BYTES = 4
 _HUGE_PAGE = 2 << 20
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -59,7 +60,7 @@ class _MatmulArgs(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("x", "packed", "bias", "out")),
         *((name, _int64) for name in ("x_stride", "num_rows")),
-        *((name, _int32) for name in ("in_features", "out_features", "num_threads", "is_gated")),
+        *((name, _int32) for name in ("in_features", "out_features", "num_threads", "is_gated", "is_int8")),
     )
 
 
@@ -74,23 +75,25 @@ class _BestTwoArgs(ctypes.Structure):
 class _PackArgs(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("weight", "packed")),
-        *((name, _int32) for name in ("in_features", "out_features", "is_gated", "num_threads")),
+        *((name, _int32) for name in ("in_features", "out_features", "is_gated", "num_threads", "is_int8")),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A bfloat16 weight in the order the matmul kernel reads it.
+    """A weight in the order the matmul kernel reads it.
 
     Attributes:
         words: where it lies, a flat view of the memory that holds it.
         is_gated: it holds gates and ups, interleaved; the product is silu(gate) * up.
+        is_int8: its numbers are of 8 bits, with a scale for each output; otherwise they are bfloat16.
     """
 
     words: Tensor
     in_features: int
     out_features: int
     is_gated: bool
+    is_int8: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,8 @@ class NativeKernels:
         self._advise_huge.restype = None
         # whether our matmul was built for this CPU (AMX, AVX512-BF16 or AVX2)
         self.has_matmul = bool(handle.dspark_can_matmul())
+        # whether it gains from weights of 8 bits (AVX2)
+        self.has_int8 = bool(handle.dspark_can_matmul_int8())
 
     def function(self, name: str) -> Callable[..., None]:
         """An entry point that takes one pointer to its arguments."""
@@ -163,25 +168,29 @@ class NativeKernels:
         self._advise_huge(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
     @staticmethod
-    def packed_bytes(weight: Tensor) -> int:
+    def packed_bytes(weight: Tensor, *, is_int8: bool = False) -> int:
         """Size of this weight [N, K] once packed."""
         num_rows, width = weight.shape
-        return -(-num_rows // _BLOCK_OUTPUTS) * _BLOCK_OUTPUTS * width * weight.element_size()
+        row_bytes = width + _SCALE_BYTES if is_int8 else width * weight.element_size()
+        return -(-num_rows // _BLOCK_OUTPUTS) * _BLOCK_OUTPUTS * row_bytes
 
-    def pack(self, weight: Tensor, memory: Tensor, *, is_gated: bool = False) -> PackedWeight:
+    def pack(
+        self, weight: Tensor, memory: Tensor, *, is_gated: bool = False, is_int8: bool = False
+    ) -> PackedWeight:
         """Pack a bfloat16 weight [N, K] into `memory` of `packed_bytes`.
 
         With `is_gated` its first half are gates and its second half the ups that belong to them.
         """
         assert self.can_multiply(weight), f"{weight.dtype} {tuple(weight.shape)}"
-        assert memory.numel() == self.packed_bytes(weight), f"{memory.numel()} bytes"
+        assert self.has_int8 or not is_int8, "no kernel for 8 bits"
+        assert memory.numel() == self.packed_bytes(weight, is_int8=is_int8), f"{memory.numel()} bytes"
         num_rows, width = weight.shape
         assert not is_gated or num_rows % _BLOCK_OUTPUTS == 0, f"{num_rows} gates and ups"
         weight = weight.contiguous()
-        args = _PackArgs(weight.data_ptr(), memory.data_ptr(), width, num_rows, is_gated)
-        args.num_threads = torch.get_num_threads()
+        threads = torch.get_num_threads()
+        args = _PackArgs(weight.data_ptr(), memory.data_ptr(), width, num_rows, is_gated, threads, is_int8)
         self._pack_weight(ctypes.byref(args))
-        return PackedWeight(memory, width, num_rows, is_gated)
+        return PackedWeight(memory, width, num_rows, is_gated, is_int8)
 
     def matmul(self, x: Tensor, packed: PackedWeight, bias: Tensor | None = None) -> Tensor:
         """Rows [T, K] times the weight, [T, N]; a gated weight gives silu(gate) * up, [T, N / 2]."""
@@ -199,6 +208,7 @@ class NativeKernels:
             packed.out_features,
             torch.get_num_threads(),
             packed.is_gated,
+            packed.is_int8,
         )
         self._matmul(ctypes.byref(args))
         return out

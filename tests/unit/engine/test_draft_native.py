@@ -44,7 +44,7 @@ def request(base: int, *, name: str, max_drafts: int, sampling: SamplingParams =
     return DraftRequest(name, 1, base, 17, sampling, max_drafts)
 
 
-def hidden_of(cache_dir: Path, *, use_kernels: bool) -> torch.Tensor:
+def hidden_of(cache_dir: Path, *, use_kernels: bool, allows_int8: bool = False) -> torch.Tensor:
     pool = PagePool(
         num_pages=64,
         num_layers=2,
@@ -54,7 +54,7 @@ def hidden_of(cache_dir: Path, *, use_kernels: bool) -> torch.Tensor:
         use_kernels=use_kernels,
         cache_dir=cache_dir,
     )
-    engine = DraftEngine(make_drafter(), pool, cache_dir=cache_dir)
+    engine = DraftEngine(make_drafter(), pool, cache_dir=cache_dir, allows_int8=allows_int8)
     assert (engine._native is not None) == use_kernels
     rng = np.random.default_rng(1)
     asked = [request(38, name="a", max_drafts=4), request(24, name="b", max_drafts=3)]
@@ -74,10 +74,24 @@ def test_the_native_backbone_gives_the_hidden_states_of_the_modules(cache_dir: P
     assert (native - modules).abs().max() < 0.05 * modules.abs().max()
 
 
+def test_weights_of_8_bits_give_hidden_states_near_those_of_bfloat16(cache_dir: Path) -> None:
+    arena = open_arena(cache_dir, prefers_int8=True)
+    if arena is None or not arena.kernels.has_int8:
+        pytest.skip("this CPU gains nothing from weights of 8 bits")
+    rounded, exact = (hidden_of(cache_dir, use_kernels=True, allows_int8=one) for one in (True, False))
+    assert not torch.equal(rounded, exact)
+    assert (rounded - exact).norm() < 0.05 * exact.norm()
+
+
 def blocks_of(
-    cache_dir: Path, requests: Sequence[DraftRequest], *, is_native: bool, seed: int = 0
+    cache_dir: Path,
+    requests: Sequence[DraftRequest],
+    *,
+    is_native: bool,
+    seed: int = 0,
+    is_int8: bool = False,
 ) -> list[DraftBlock]:
-    arena = open_arena(cache_dir)
+    arena = open_arena(cache_dir, prefers_int8=is_int8)
     heads = DraftHeads(make_drafter(), Calibration.identity(4), arena)
     assert heads._native is not None
     if not is_native:
@@ -89,11 +103,16 @@ def blocks_of(
         return heads.draft(requests, slots, hidden)[0]
 
 
+@pytest.mark.parametrize("is_int8", [False, True], ids=["bfloat16", "8 bits"])
 @pytest.mark.parametrize("seed", range(8))
-def test_greedy_drafts_of_one_native_call_are_those_made_step_by_step(cache_dir: Path, seed: int) -> None:
+def test_greedy_drafts_of_one_native_call_are_those_made_step_by_step(
+    cache_dir: Path, seed: int, is_int8: bool
+) -> None:
     asked = [request(20 + n, name=str(n), max_drafts=1 + (n + seed) % 4) for n in range(5)]
-    native = blocks_of(cache_dir, asked, is_native=True, seed=seed)
-    for mine, other in zip(native, blocks_of(cache_dir, asked, is_native=False, seed=seed), strict=True):
+    native, stepped = (
+        blocks_of(cache_dir, asked, is_native=one, seed=seed, is_int8=is_int8) for one in (True, False)
+    )
+    for mine, other in zip(native, stepped, strict=True):
         assert list(mine.token_ids) == list(other.token_ids)
         # the module rounds its logit to bfloat16
         np.testing.assert_allclose(mine.confidence, other.confidence, atol=0.01)
