@@ -161,15 +161,24 @@ def need_drafter(models: Models) -> Path:
     return models.drafter
 
 
+def find_drafter(option: str, text: str) -> Path:
+    """The drafter that an option names.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if (method := named_method(text)) is not None:
+        return method
+    path = Path(text).expanduser()
+    if not is_drafter_dir(path):
+        raise ConfigurationError(
+            f"{option} {path} holds no config.json; name a drafter checkpoint, or prompt-lookup"
+        )
+    return path
+
+
 def _drafter(args: argparse.Namespace) -> Path | None:
     if args.drafter is not None:
-        if (method := named_method(args.drafter)) is not None:
-            return method
-        path = Path(args.drafter).expanduser()
-        if not is_drafter_dir(path):
-            raise ConfigurationError(
-                f"--drafter {path} holds no config.json; name a drafter checkpoint, or prompt-lookup"
-            )
-        return path
+        return find_drafter("--drafter", args.drafter)
     shipped = shipped_drafter_dir()
     return shipped if args.target is None and is_drafter_dir(shipped) else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,14 @@ from dspark.cli.bench_options import (
     add_model_options,
     add_prompt_options,
     add_report_option,
+    find_drafter,
     positive,
     read_models,
     read_prompts,
 )
 from dspark.cli.bench_report import Report, finish, print_table, progress
 from dspark.cli.options import add_lookup_option
+from dspark.errors import ConfigurationError
 from dspark.evaluation.verdict import Check, at_least, at_most
 from dspark.rounds.policies import POLICIES
 
@@ -38,6 +41,8 @@ LEAST_DSPARK_VS_PLAIN = 1.3
 LEAST_DSPARK_VS_TRANSFORMERS = 2.2
 MOST_PLAIN_VS_RAW_MATMUL = 1.35
 
+_SYSTEMS = ("plain", "dspark", "transformers", "prompt lookup")
+_NOTHING: dict[str, Any] = {"mean_committed": {}, "round_ms": {}, "differing_prompts": None}
 _RAW_PASSES = 5
 _TOKENS_PER_STREAM = 2048
 
@@ -61,6 +66,18 @@ def add_parser(subparsers: Any) -> None:
         help="how DSpark schedules (default: auto)",
     )
     add_lookup_option(parser)
+    parser.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="DIR|prompt-lookup",
+        help="another drafter that decodes the same prompts in the same run; may be given several times",
+    )
+    parser.add_argument(
+        "--without-transformers",
+        action="store_true",
+        help="leave out transformers and its prompt lookup, which take most of the time",
+    )
     add_report_option(parser)
     parser.set_defaults(run=run)
 
@@ -72,8 +89,8 @@ class _Measured:
     info: VerifierInfo
     groups: Sequence[Sequence[TaskPrompt]]
     samples: list[Sample] = field(default_factory=list)
-    plain_rounds: list[TimedRound] = field(default_factory=list)
-    dspark_rounds: list[TimedRound] = field(default_factory=list)
+    # of the systems that have rounds
+    rounds: dict[str, list[TimedRound]] = field(default_factory=dict)
     raw_s: list[float] = field(default_factory=list)
 
     @property
@@ -85,7 +102,8 @@ class _Measured:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, judge."""
     models = read_models(args)
-    measured = asyncio.run(_measure(args, models))
+    beside = _beside(args, models)
+    measured = asyncio.run(_measure(args, models, beside))
     report = _report(args, models, measured)
     _print_figures(report)
     code = finish(report, args.json)
@@ -95,7 +113,24 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-async def _measure(args: argparse.Namespace, models: Models) -> _Measured:
+def _beside(args: argparse.Namespace, models: Models) -> dict[str, Path]:
+    """The other drafters by the names of their systems.
+
+    Raises:
+        ConfigurationError: one is no drafter, or has no name of its own.
+    """
+    found: dict[str, Path] = {}
+    for text in args.beside:
+        path = find_drafter("--beside", text)
+        if path.name in (*found, *_SYSTEMS):
+            raise ConfigurationError(f"--beside {text}: another system is called {path.name}; rename it")
+        found[path.name] = path
+    if found and models.drafter is None:
+        raise ConfigurationError("--beside compares with --drafter; name that, too")
+    return found
+
+
+async def _measure(args: argparse.Namespace, models: Models, beside: Mapping[str, Path]) -> _Measured:
     from dspark.evaluation.generation import EnginePlan, LocalDecoder, load_engines
     from dspark.evaluation.raw_matmul import RawMatmuls
     from dspark.evaluation.speed import LoopSystem, in_groups, measure
@@ -118,11 +153,13 @@ async def _measure(args: argparse.Namespace, models: Models) -> _Measured:
     async with AsyncExitStack() as stack:
         plain_decoder = await stack.enter_async_context(LocalDecoder(plain, policy="off"))
         systems: list[System] = [LoopSystem("plain", plain_decoder, plain)]
-        if models.drafter is not None:
+        measured.rounds["plain"] = plain_decoder.rounds
+        drafters = {} if models.drafter is None else {"dspark": models.drafter, **beside}
+        for name, drafter in drafters.items():
             engines = load_engines(
                 EnginePlan(
                     models.target,
-                    models.drafter,
+                    drafter,
                     dtype=dtype,
                     pool_tokens=pool_tokens,
                     cache_dir=default_cache_dir(),
@@ -131,10 +168,10 @@ async def _measure(args: argparse.Namespace, models: Models) -> _Measured:
                 plain.worker,
             )
             decoder = await stack.enter_async_context(LocalDecoder(engines, policy=args.policy))
-            systems.append(LoopSystem("dspark", decoder, engines))
-            measured.dspark_rounds = decoder.rounds
-        systems.extend(_stock_systems(args, stock, plain))
-        measured.plain_rounds = plain_decoder.rounds
+            systems.append(LoopSystem(name, decoder, engines))
+            measured.rounds[name] = decoder.rounds
+        if not args.without_transformers:
+            systems.extend(_stock_systems(args, stock, plain))
         progress(f"decoding {sum(map(len, groups))} prompts, {args.repeats} times, by {len(systems)} systems")
         measured.samples = await measure(
             systems, groups, max_new_tokens=args.tokens, repeats=args.repeats, after_group=time_matmuls
@@ -153,6 +190,18 @@ def _stock_systems(args: argparse.Namespace, stock: StockModel, plain: Engines) 
     return systems
 
 
+def _of_rounds(measured: _Measured, name: str) -> dict[str, Any]:
+    """Figures of a system that drafts, besides its speed."""
+    from dspark.evaluation import speed_figures as figures
+
+    samples, groups = measured.samples, measured.groups
+    return {
+        "mean_committed": figures.committed_by_task(samples, groups, system=name),
+        "round_ms": figures.round_times(measured.rounds[name]),
+        "differing_prompts": figures.differing_prompts(samples, groups, first="plain", second=name),
+    }
+
+
 def _report(args: argparse.Namespace, models: Models, measured: _Measured) -> Report:
     import torch
 
@@ -160,13 +209,13 @@ def _report(args: argparse.Namespace, models: Models, measured: _Measured) -> Re
 
     speeds = {name: figures.system_speed(measured.samples, name) for name in measured.systems}
     overall = {name: speed.overall for name, speed in speeds.items()}
-    ratios = _ratios(overall, figures.plain_step_s(measured.plain_rounds), measured.raw_s)
-    checks, differing = _checks(ratios), None
-    if models.drafter is not None:
-        differing = figures.differing_prompts(
-            measured.samples, measured.groups, first="plain", second="dspark"
+    ratios = _ratios(overall, figures.plain_step_s(measured.rounds["plain"]), measured.raw_s)
+    checks = _checks(ratios)
+    ours = {name: _of_rounds(measured, name) for name in measured.rounds if name != "plain"}
+    for name, own in ours.items():
+        checks.append(
+            figures.same_text_check(f"text of {name} and plain", own["differing_prompts"], measured.info)
         )
-        checks.append(figures.same_text_check("text of dspark and plain", differing, measured.info))
     return Report(
         name="speed",
         setup={
@@ -184,11 +233,10 @@ def _report(args: argparse.Namespace, models: Models, measured: _Measured) -> Re
         },
         figures={
             "tokens_per_second": {name: speed.as_dict() for name, speed in speeds.items()},
-            "mean_committed": figures.committed_by_task(measured.samples, measured.groups, system="dspark"),
-            "round_ms": figures.round_times(measured.dspark_rounds),
-            "plain_round_ms": figures.round_times(measured.plain_rounds),
+            **ours.pop("dspark", _NOTHING),
+            "plain_round_ms": figures.round_times(measured.rounds["plain"]),
             "raw_matmul_ms": 1e3 * median(measured.raw_s),
-            "differing_prompts": differing,
+            "beside": ours,
         },
         ratios=ratios,
         checks=checks,
@@ -210,6 +258,7 @@ def _checks(ratios: dict[str, float]) -> list[Check]:
     checks = []
     if "dspark_vs_plain" in ratios:
         checks.append(at_least("dspark_vs_plain", ratios["dspark_vs_plain"], LEAST_DSPARK_VS_PLAIN))
+    if "dspark_vs_transformers" in ratios:
         checks.append(
             at_least("dspark_vs_transformers", ratios["dspark_vs_transformers"], LEAST_DSPARK_VS_TRANSFORMERS)
         )
@@ -230,10 +279,14 @@ def _print_figures(report: Report) -> None:
         for name, speed in figures["tokens_per_second"].items()
     ]
     print_table(["tokens/s", *columns], rows)
-    if figures["mean_committed"]:
-        committed = figures["mean_committed"].items()
-        print_table(["mean committed", ""], [[task, f"{value:.2f}"] for task, value in committed])
+    committed = {"dspark": figures["mean_committed"]}
     rounds = {"dspark": figures["round_ms"], "plain": figures["plain_round_ms"]}
+    for name, other in figures["beside"].items():
+        committed[name], rounds[name] = other["mean_committed"], other["round_ms"]
+    if figures["mean_committed"]:
+        tasks = list(figures["mean_committed"])
+        rows = [[name, *(f"{own[task]:.2f}" for task in tasks)] for name, own in committed.items()]
+        print_table(["mean committed", *tasks], rows)
     parts = ("draft", "verify", "other", "round")
     rows = [[name, *(f"{own[part]:.2f}" for part in parts)] for name, own in rounds.items() if own]
     print_table(["ms per round", *parts], rows)

@@ -1,8 +1,8 @@
 """Stored evaluations of several drafters of one target, a directory each.
 
 DIR/NAME/rounds.json     what `dspark evaluate --report` keeps; its setup says what the drafter is
-DIR/NAME/speed.json      of `dspark bench speed --json`, where that was run
 DIR/NAME/metrics.jsonl   of the training run, where it was copied there
+DIR/speed.json           of `dspark bench speed --beside` with drafters of these names, where that was run
 DIR/latency.json         of `dspark bench figures --latency`, where that was run
 DIR/remarks.json         what the authors say to a figure, by its key, where they say anything
 """
@@ -143,7 +143,8 @@ def read_collection(directory: Path) -> Collection:
         ConfigurationError: there is no evaluation of a DSpark drafter, or a file cannot be used; names it.
     """
     paths = sorted(directory.glob(f"*/{FILE}"))
-    members = tuple(_read_member(path) for path in paths)
+    speeds = _read_speeds(directory / SPEED)
+    members = tuple(_read_member(path, speeds.get(path.parent.name)) for path in paths)
     if not any(one.kind == DSPARK for one in members):
         raise ConfigurationError(
             f"{directory}: no evaluation of a DSpark drafter; store some with `dspark evaluate --drafter ... "
@@ -158,13 +159,28 @@ def read_collection(directory: Path) -> Collection:
     )
 
 
-def _read_member(path: Path) -> Member:
+def _read_speeds(path: Path) -> dict[str, float]:
+    """Tokens per second over those of plain decoding, by the name of the drafter's directory."""
+    document = _read_json(path)
+    if document is None:
+        return {}
+    try:
+        speeds = {name: one["overall"] for name, one in document["figures"]["tokens_per_second"].items()}
+        plain = float(speeds.pop("plain"))
+        own = document["setup"]["drafter"]
+        return {own if name == "dspark" else name: float(speed) / plain for name, speed in speeds.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ConfigurationError(
+            f"{path} is not what `dspark bench speed --json` writes; measure again, or remove it"
+        ) from None
+
+
+def _read_member(path: Path, speed: float | None) -> Member:
     results = read_results(path)
     setup = results.setup
     missing = [name for name in ("kind", "layers") if name not in setup]
     if missing:
         raise ConfigurationError(f"{path}: the setup lacks {' and '.join(missing)}; evaluate again")
-    speed = _read_json(path.parent / SPEED)
     return Member(
         name=path.parent.name,
         kind=setup["kind"],
@@ -173,7 +189,7 @@ def _read_member(path: Path) -> Member:
         figures=figures_of(results),
         blocks=setup.get("trained_blocks"),
         hours=setup.get("trained_hours"),
-        speed=float(speed["ratios"]["dspark_vs_plain"]) if speed else None,
+        speed=speed,
         curve=_read_curve(path.parent),
     )
 

@@ -24,6 +24,16 @@ def test_a_drafter_that_is_none_is_one_sentence(tmp_path, capsys):
         assert "holds no config.json; name a drafter checkpoint" in capsys.readouterr().err
 
 
+def test_a_drafter_beside_another_needs_a_name_of_its_own(tmp_path, capsys):
+    target, other = write_target(tmp_path), tmp_path / "plain"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    assert main(["bench", "speed", "--target", str(target), "--beside", str(other)]) == 78
+    assert f"--beside {other}: another system is called plain; rename it" in capsys.readouterr().err
+    assert main(["bench", "speed", "--target", str(target), "--beside", "prompt-lookup"]) == 78
+    assert "--beside compares with --drafter; name that, too" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["evaluate", "calibrate"])
 def test_what_needs_a_drafter_says_so(command, tmp_path, capsys):
     assert main([command, "--target", str(write_target(tmp_path))]) == 78

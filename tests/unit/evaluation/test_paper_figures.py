@@ -59,8 +59,11 @@ def store(
     (directory / name / FILE).write_text(results_text(results))
 
 
-def store_speed(directory: Path, name: str, ratio: float) -> None:
-    (directory / name / "speed.json").write_text(json.dumps({"ratios": {"dspark_vs_plain": ratio}}))
+def store_speeds(directory: Path, **speeds: float) -> None:
+    """One run of `dspark bench speed --drafter .../dspark --beside ...`; names as there."""
+    by_system = {name: {"overall": speed} for name, speed in speeds.items()}
+    document = {"setup": {"drafter": "dspark"}, "figures": {"tokens_per_second": by_system}}
+    (directory / "speed.json").write_text(json.dumps(document))
 
 
 @pytest.fixture
@@ -137,11 +140,10 @@ def test_unequal_and_unknown_budgets_are_named(tmp_path: Path) -> None:
 
 
 def test_the_command_judges_lengths_speeds_and_budgets(stored: Path, tmp_path: Path) -> None:
-    for name, ratio in (("dspark", 1.8), ("dflash", 1.7), ("eagle3", 1.5)):
-        store_speed(stored, name, ratio)
+    store_speeds(stored, plain=50.0, dspark=90.0, dflash=85.0, eagle3=75.0)
     report = tmp_path / "report"
     options = ["--results", str(stored), "--report", str(report), "--json", str(tmp_path / "f.json")]
-    assert main(["bench", "figures", *options]) == 1  # 1.8 is not 12 % above 1.7
+    assert main(["bench", "figures", *options]) == 1  # 90 is not 12 % above 85
     checks = {one["name"]: one["is_met"] for one in json.loads((tmp_path / "f.json").read_text())["checks"]}
     assert checks == {
         "accept_len over DFlash": True,
@@ -150,9 +152,23 @@ def test_the_command_judges_lengths_speeds_and_budgets(stored: Path, tmp_path: P
         "speed over Eagle3": True,
         "smallest over largest budget, blocks": True,
     }
-    store_speed(stored, "dflash", 1.5)
+    store_speeds(stored, plain=50.0, dspark=90.0, dflash=75.0, eagle3=75.0)
     assert main(["bench", "figures", *options]) == 0
     assert "<svg" in (report / "figures.html").read_text()
+
+
+def test_speeds_are_those_over_plain_decoding_by_the_name_of_the_drafter(stored: Path) -> None:
+    store_speeds(stored, plain=50.0, dspark=90.0, dflash=75.0, transformers=10.0)
+    speeds = {one.name: one.speed for one in read_collection(stored).members}
+    assert (speeds["dspark"], speeds["dflash"], speeds["eagle3"]) == (1.8, 1.5, None)
+
+
+def test_a_file_of_speeds_that_is_none_is_named(stored: Path) -> None:
+    (stored / "speed.json").write_text('{"figures": {"tokens_per_second": {"dspark": 3}}}')
+    with pytest.raises(
+        ConfigurationError, match=r"speed\.json is not what `dspark bench speed --json` writes"
+    ):
+        read_collection(stored)
 
 
 def test_the_page_shows_latencies_and_remarks(stored: Path) -> None:
