@@ -7,7 +7,7 @@ would do; choosing as the target would choose only raises acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,8 @@ from dspark.decoding.types import Acceptance, SamplingParams, SparseProbs, Token
 # with every draft, and what is cut off could only have been drafted once in two hundred draws.
 KEPT_MASS = 0.995
 MAX_SUPPORT = 256
+# Rows [R, Vd] to the lowest place of the greatest of each, it and the second greatest, each [R].
+FindBest = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,15 @@ def draft_tokens(
     token_map: Tensor | None,  # [Vd] int64 target ids; None: identity
     *,
     bases: Sequence[int] | None = None,  # [R], base_committed_len of the block
+    find_best: FindBest = argmax_with_margin,
 ) -> tuple[TokenIds, list[SparseProbs | None]]:
     """Choose one draft per request.
 
     `bases` makes the draw of a position new in every round. Without it a position drafted again after
     an earlier rejection repeats its random number, so a policy that looks at the confidences of earlier
     rounds (async mode) would know something about a draft it is about to schedule.
+
+    `find_best` may be a faster `argmax_with_margin`.
 
     Returns:
         Target ids of the drafts, int32 [R], and for REJECTION the distribution each was drawn from.
@@ -59,7 +64,7 @@ def draft_tokens(
     draft_probs: list[SparseProbs | None] = [None] * logits.shape[0]
     greedy = [row for row, s in enumerate(samplings) if s.acceptance is Acceptance.GREEDY]
     if greedy:
-        places = argmax_with_margin(_take(logits, greedy))[0].cpu().numpy()
+        places = find_best(_take(logits, greedy))[0].cpu().numpy()
         token_ids[greedy] = places if target_ids is None else target_ids[places]
     draws = [
         _Draw(row, sampling, positions[row], bases[row] if bases else 0)

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dspark.decoding.drafting import draft_tokens
+from dspark.decoding.drafting import FindBest, draft_tokens
+from dspark.decoding.sampling import argmax_with_margin
 from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, SparseProbs
 from dspark.engine.block_slots import BlockSlots, Integers
 from dspark.engine.kernels.markov import NativeMarkovHead
@@ -66,6 +67,7 @@ class DraftHeads:
         self._token_map = drafter.d2t if drafter.config.draft_vocab_size else None
         self._places = _places_of(self._token_map, drafter.config.vocab_size)
         self._native = _native_markov(drafter, self._token_map)
+        self._find_best: FindBest = argmax_with_margin if arena is None else arena.kernels.best_two
 
     def draft(
         self,
@@ -228,6 +230,7 @@ class DraftHeads:
             [base + offset for base, offset in zip(bases, slots.offset[members].tolist(), strict=True)],
             self._token_map,
             bases=bases,
+            find_best=self._find_best,
         )
         rows = torch.from_numpy(members)
         drafts.token_ids[rows] = torch.from_numpy(chosen).to(torch.int64)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dspark.decoding.logit_adjustments import LogitAdjustments
+from dspark.decoding.sampling import argmax_with_margin
 from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, SamplingParams
 from dspark.engine.block_slots import BlockSlots
 from dspark.engine.draft import DraftEngine
@@ -117,6 +118,26 @@ def test_greedy_drafts_of_one_native_call_are_those_made_step_by_step(
         # the module rounds its logit to bfloat16
         np.testing.assert_allclose(mine.confidence, other.confidence, atol=0.01)
         assert set(mine.token_ids) <= set(range(13, 83))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drafter_without_heads_finds_the_same_tokens_natively(cache_dir: Path, seed: int) -> None:
+    config = replace(CONFIG, markov_rank=0, has_confidence_head=False, confidence_head_with_markov=False)
+    drafter = random_drafter(config, torch.arange(13, 83), std=0.2).to(torch.bfloat16)
+    heads = DraftHeads(drafter, Calibration.identity(4), open_arena(cache_dir))
+    asked = [request(20 + n, name=str(n), max_drafts=1 + (n + seed) % 4) for n in range(5)]
+    slots = BlockSlots.of([one.max_drafts for one in asked])
+    generator = torch.Generator().manual_seed(seed)
+    # Few values: ties go to the lowest id.
+    hidden = torch.randint(-1, 2, (int(slots.first[-1]), 64), generator=generator).bfloat16()
+    with torch.inference_mode():
+        native = heads.draft(asked, slots, hidden)[0]
+        assert heads._find_best is not argmax_with_margin
+        heads._find_best = argmax_with_margin
+        stepped = heads.draft(asked, slots, hidden)[0]
+    for mine, other in zip(native, stepped, strict=True):
+        assert list(mine.token_ids) == list(other.token_ids)
+        assert list(mine.confidence) == list(other.confidence)
 
 
 def test_greedy_and_sampled_requests_side_by_side_get_the_drafts_they_get_alone(cache_dir: Path) -> None:
