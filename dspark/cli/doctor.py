@@ -132,7 +132,10 @@ def _bfloat16(machine: Machine) -> str:
     if machine.bf16_flags:
         return ", ".join(machine.bf16_flags)
     if machine.can_widen:
-        return "no instructions for it; AVX2 multiplies it as floats, widened in registers"
+        return (
+            "no instructions for it; AVX2 multiplies it as floats, widened in registers, and a drafter's "
+            "weights are rounded to 8 bits"
+        )
     return "no instructions for it"
 
 
