@@ -233,10 +233,10 @@ def _report(args: argparse.Namespace, models: Models, measured: _Measured) -> Re
         },
         figures={
             "tokens_per_second": {name: speed.as_dict() for name, speed in speeds.items()},
-            **ours.pop("dspark", _NOTHING),
+            **ours.get("dspark", _NOTHING),
             "plain_round_ms": figures.round_times(measured.rounds["plain"]),
             "raw_matmul_ms": 1e3 * median(measured.raw_s),
-            "beside": ours,
+            "beside": {name: own for name, own in ours.items() if name != "dspark"},
         },
         ratios=ratios,
         checks=checks,

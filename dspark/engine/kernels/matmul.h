@@ -286,60 +286,52 @@ inline __attribute__((always_inline)) void add_products(const float* x, int64_t 
   }
 }
 
-// What to ask memory for while one half block is multiplied: `step` bytes further with every pair of inputs.
+// What to ask memory for while one half block is multiplied: `step` bytes further with every line of weights.
 struct Prefetch {
   const char* start;
   int64_t step;
 };
 
-// [R][16] sums of half a block. A word holds the weights of two neighbouring inputs, and a bfloat16 is the upper
-// half of a float.
+// What the words of a half block hold. A bfloat16 is the upper half of a float.
 //
 // Weights that are read once leave no trace in the shared cache (locality 0): a step of the target does not throw out
 // the drafter and the interpreter, which are about to run.
+template <bool IsReadOnce>
+struct BFloat16Words {
+  static constexpr int kInputs = 2;  // neighbouring inputs whose weights are in one word
+  static constexpr int kLocality = IsReadOnce ? 0 : 3;
+  static Float8 weights(Word8 words, int input) { return (Float8)(input ? words & 0xffff0000u : words << 16); }
+};
+
+// Of pack_int8: the weight of an input times 2^24 over its output's scale. What lies below it in the word was taken into
+// account when it was rounded, and need not be cleared. They are kept in the shared cache where they find room: they are
+// few enough to be there still when they are next read.
+struct Int8Words {
+  static constexpr int kInputs = 4;
+  static constexpr int kLocality = 3;
+  static Float8 weights(Word8 words, int input) {
+    typedef int32_t Number8 __attribute__((vector_size(32)));
+    return __builtin_convertvector((Number8)(words << (24 - 8 * input)), Float8);
+  }
+};
+
+// [R][16] sums of half a block.
 //
 // Not inlined: among other code GCC spills the sums, and the loop takes four times as long.
-template <int R, bool IsReadOnce>
+template <int R, class Words>
 __attribute__((noinline)) void multiply_half(const float* x, int64_t stride, const void* packed, int64_t K,
                                              Prefetch prefetch, float* out) {
   Float8 sums[R][2] = {};
-  const char* words = (const char*)packed;
-  for (int64_t k = 0; k < K; k += 2, words += kLineBytes) {
+  const char* line = (const char*)packed;
+  for (int64_t k = 0; k < K; k += Words::kInputs, line += kLineBytes) {
     Word8 low, high;
-    std::memcpy(&low, words, sizeof low);
-    std::memcpy(&high, words + sizeof low, sizeof high);
-    __builtin_prefetch(prefetch.start, 0, IsReadOnce ? 0 : 3);
+    std::memcpy(&low, line, sizeof low);
+    std::memcpy(&high, line + sizeof low, sizeof high);
+    __builtin_prefetch(prefetch.start, 0, Words::kLocality);
     prefetch.start += prefetch.step;
-    add_products<R>(x + k, stride, (Float8)(low << 16), (Float8)(high << 16), sums);
-    add_products<R>(x + k + 1, stride, (Float8)(low & 0xffff0000u), (Float8)(high & 0xffff0000u), sums);
-  }
-  for (int r = 0; r < R; r++)
-    for (int part = 0; part < 2; part++) std::memcpy(out + r * kBlockN + part * 8, &sums[r][part], sizeof(Float8));
-}
-
-inline __attribute__((always_inline)) Float8 as_numbers(Word8 words) {
-  typedef int32_t Int8 __attribute__((vector_size(32)));
-  return __builtin_convertvector((Int8)words, Float8);
-}
-
-// The same sums for weights of pack_int8, each times 2^24 over its output's scale. A word holds the weights of four
-// neighbouring inputs; what lies below a weight was taken into account when it was rounded, and need not be cleared.
-// They are kept in the shared cache where they find room: they are few enough to be there still when they are next read.
-template <int R>
-__attribute__((noinline)) void multiply_half_int8(const float* x, int64_t stride, const void* packed, int64_t K,
-                                                  Prefetch prefetch, float* out) {
-  Float8 sums[R][2] = {};
-  const char* words = (const char*)packed;
-  for (int64_t k = 0; k < K; k += 4, words += kLineBytes) {
-    Word8 low, high;
-    std::memcpy(&low, words, sizeof low);
-    std::memcpy(&high, words + sizeof low, sizeof high);
-    __builtin_prefetch(prefetch.start, 0, 3);
-    prefetch.start += prefetch.step;
-    add_products<R>(x + k, stride, as_numbers(low << 24), as_numbers(high << 24), sums);
-    add_products<R>(x + k + 1, stride, as_numbers(low << 16), as_numbers(high << 16), sums);
-    add_products<R>(x + k + 2, stride, as_numbers(low << 8), as_numbers(high << 8), sums);
-    add_products<R>(x + k + 3, stride, as_numbers(low), as_numbers(high), sums);
+#pragma GCC unroll 4
+    for (int input = 0; input < Words::kInputs; input++)
+      add_products<R>(x + k + input, stride, Words::weights(low, input), Words::weights(high, input), sums);
   }
   for (int r = 0; r < R; r++)
     for (int part = 0; part < 2; part++) std::memcpy(out + r * kBlockN + part * 8, &sums[r][part], sizeof(Float8));
@@ -347,14 +339,17 @@ __attribute__((noinline)) void multiply_half_int8(const float* x, int64_t stride
 
 typedef void (*MultiplyHalf)(const float*, int64_t, const void*, int64_t, Prefetch, float*);
 
-inline MultiplyHalf rows_of(int rows, bool is_int8, bool is_read_once) {
+template <class Words>
+inline MultiplyHalf rows_of(int rows) {
   static_assert(kMostRows == 6, "one of each");
-#define DSPARK_BY_ROWS(f, ...) {f<1 __VA_ARGS__>, f<2 __VA_ARGS__>, f<3 __VA_ARGS__>, f<4 __VA_ARGS__>, f<5 __VA_ARGS__>, f<6 __VA_ARGS__>}
-  static constexpr MultiplyHalf kReadOnce[] = DSPARK_BY_ROWS(multiply_half, , true);
-  static constexpr MultiplyHalf kReadAgain[] = DSPARK_BY_ROWS(multiply_half, , false);
-  static constexpr MultiplyHalf kInt8[] = DSPARK_BY_ROWS(multiply_half_int8);
-#undef DSPARK_BY_ROWS
-  return (is_int8 ? kInt8 : is_read_once ? kReadOnce : kReadAgain)[rows - 1];
+  static constexpr MultiplyHalf kByRows[] = {multiply_half<1, Words>, multiply_half<2, Words>, multiply_half<3, Words>,
+                                             multiply_half<4, Words>, multiply_half<5, Words>, multiply_half<6, Words>};
+  return kByRows[rows - 1];
+}
+
+inline MultiplyHalf rows_of(int rows, bool is_int8, bool is_read_once) {
+  if (is_int8) return rows_of<Int8Words>(rows);
+  return is_read_once ? rows_of<BFloat16Words<true>>(rows) : rows_of<BFloat16Words<false>>(rows);
 }
 
 // The first group of rows waits for memory and the others do not: each fetches its share of the weights that come
