@@ -57,6 +57,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         learning_rate=args.lr or recipe.learning_rate,
         growing_share=args.growing_share,
         averaged_share=args.average,
+        start_share=args.keep_start,
         block_lens=args.block_lens,
     )
 
@@ -72,6 +73,8 @@ def run_train(args: argparse.Namespace) -> int:
         )
     if args.online and args.features:
         raise ConfigurationError("--online computes what --features would read: pass one of them")
+    if args.keep_start and args.init is None:
+        raise ConfigurationError("--keep-start mixes the drafter of --init in: pass both, or neither")
     arrange_allocator(lambda text: print(f"allocator: {text}", file=sys.stderr, flush=True))
     import torch
 

@@ -48,8 +48,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shape.add_argument(
         "--start",
         choices=("target", "noise"),
-        help="what the layers of a new drafter start as: copies of the target's last ones (default), or "
-        "noise (default with --recipe published)",
+        help="what a new drafter starts as: its layers as copies of the target's last ones and its Markov "
+        "head from the target's embedding (default), or all noise (default with --recipe published)",
     )
     shape.add_argument("--layers", type=positive, help="draft layers (default: 2)")
     shape.add_argument("--gamma", type=positive, help="drafts per block (default: 7, of mtp 1)")
@@ -114,6 +114,14 @@ def _add_recipe_options(group: Any) -> None:
         metavar="SHARE",
         help="share of the run, its last part, whose weights are averaged: the drafter that comes out has "
         "their mean (default: 0, the last weights)",
+    )
+    group.add_argument(
+        "--keep-start",
+        type=share,
+        default=0.0,
+        metavar="SHARE",
+        help="weight of the drafter of --init, number by number, in the drafter that comes out (default: 0; "
+        "0.5: the mean of both)",
     )
     group.add_argument(
         "--lr",

@@ -1,4 +1,4 @@
-"""The mean of a drafter's weights over the last part of a run, which drafts better than the last ones."""
+"""The weights that come out of a run: their mean over its last part, with a share of those it began with."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from dspark.models.drafter import Drafter
 
 
 class WeightAverage:
-    """Counts every step alike. Without any it stands for the weights as they are."""
+    """Counts every step alike. Without any it stands for the weights as they are.
 
-    def __init__(self, drafter: Drafter) -> None:
+    Args:
+        drafter: as the run begins.
+        start_share: weight of its present numbers in what comes out, 0 to 1.
+    """
+
+    def __init__(self, drafter: Drafter, start_share: float = 0.0) -> None:
         self._parameters = dict(drafter.named_parameters())
+        self._start_share = start_share
+        self._start = {name: one.detach().clone() for name, one in self._parameters.items() if start_share}
         self._means: dict[str, Tensor] = {}
         self._count = 0
 
@@ -32,8 +39,8 @@ class WeightAverage:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """The drafter has the mean weights inside."""
-        kept = {name: self._parameters[name].detach().clone() for name in self._means}
+        """The drafter has the weights that come out inside."""
+        kept = {name: self._parameters[name].detach().clone() for name in self._means | self._start}
         self.settle()
         try:
             yield
@@ -41,16 +48,20 @@ class WeightAverage:
             self._put(kept)
 
     def settle(self) -> None:
-        """Leave the mean weights in the drafter."""
+        """Leave the weights that come out in the drafter."""
         self._put(self._means)
+        with torch.no_grad():
+            for name, start in self._start.items():
+                self._parameters[name].lerp_(start, self._start_share)
 
     def state(self) -> dict[str, Any]:
         """What `load` takes."""
-        return {"count": self._count, "means": self._means}
+        return {"count": self._count, "means": self._means, "start": self._start}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self._count, self._means = state["count"], dict(state["means"])
+        self._start = dict(state["start"])
 
     @torch.no_grad()
     def _put(self, values: dict[str, Tensor]) -> None:

@@ -33,7 +33,7 @@ from dspark.training.kept_features import with_last_state
 from dspark.training.precision import set_training_dtype, training_dtype
 from dspark.training.responses import Sample, read_rows, to_samples
 from dspark.training.shapes import DrafterPlan, load_trainable, shape_of
-from dspark.training.target_start import copied_layers, copy_layers
+from dspark.training.target_start import copied_layers, copy_layers, start_markov_head
 from dspark.training.vocabulary import choose_draft_vocabulary, invert_vocabulary
 
 Report = Callable[[str], None]
@@ -248,6 +248,8 @@ def new_drafter(
     if plan.copies_layers:
         numbers = copied_layers(shape.num_hidden_layers, shape.num_target_layers)
         copy_layers(drafter, [read_target_layer(target, number) for number in numbers])
+        if drafter.markov_head is not None:
+            start_markov_head(drafter.markov_head, tensors["embed"])
     return set_training_dtype(drafter, training_dtype()), coverage
 
 

@@ -48,6 +48,7 @@ class Recipe:
         growing_share: of the run in which blocks grow from one slot to gamma.
         averaged_share: of the run, its last part, over which the weights are averaged for the drafter that
             comes out.
+        start_share: weight of the numbers the run begins with in the drafter that comes out.
         block_lens: slots of the blocks of one step after the other, over and over; empty: gamma in all.
     """
 
@@ -59,6 +60,7 @@ class Recipe:
     learning_rate: float
     growing_share: float = 0.0
     averaged_share: float = 0.0
+    start_share: float = 0.0
     block_lens: tuple[int, ...] = ()
 
 

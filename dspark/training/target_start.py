@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from dspark.models.drafter import Drafter
+from dspark.models.heads import MarkovHead
 
 LayerTensors = dict[str, Tensor]
 # Of the newest state that is fused: noise of the other columns is about as large.
 _SHARE_PASSED = 0.5
+# Of the numbers in W1 of a Markov head: those of noise, 0.02, take long to grow.
+_MARKOV_SIZE = 0.15
 
 
 def copied_layers(num_layers: int, num_target_layers: int) -> tuple[int, ...]:
@@ -40,6 +43,20 @@ def copy_layers(drafter: Drafter, layers: list[LayerTensors]) -> int:
                 parameter[..., -source.shape[-1] :] = source.to(parameter.dtype)
                 count += 1
     return count
+
+
+@torch.no_grad()
+def start_markov_head(head: MarkovHead, embed_tokens: Tensor) -> None:
+    """Let W1 start as the directions in which the target's embedding [V, H] varies most, all equally long.
+
+    Tokens that the target takes for alike are alike from the start, those too that are hardly ever trained.
+    """
+    rows = embed_tokens.float()
+    rows = rows - rows.mean(dim=0)
+    variances, directions = torch.linalg.eigh(rows.T @ rows / len(rows))
+    count = min(head.markov_w1.embedding_dim, rows.shape[1])
+    scaled = directions[:, -count:] * (_MARKOV_SIZE / variances[-count:].clamp_min(1e-12).sqrt())
+    head.markov_w1.weight[:, :count] = rows @ scaled
 
 
 def _open_inputs(drafter: Drafter, layers: list[LayerTensors]) -> int:

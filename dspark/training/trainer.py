@@ -87,7 +87,7 @@ class Trainer:
         self._spread = distribute(drafter, make, self._world, config.sharding)
         self._optimisers = make_optimisers(self._spread.trained, recipe)
         self._base_rates = [optimiser.param_groups[0]["lr"] for optimiser in self._optimisers]
-        self._average = WeightAverage(drafter)
+        self._average = WeightAverage(drafter, recipe.start_share)
         self._step, self._blocks, self._elapsed_s = 0, 0, 0.0
         self._saved_at = (0.0, 0)
 
@@ -240,7 +240,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Held-out metrics under teacher forcing, of the mean weights where there are any."""
+        """Held-out metrics under teacher forcing, of the weights that come out."""
         with self._average.shown():
             return self._held_out_figures()
 

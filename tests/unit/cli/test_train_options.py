@@ -61,6 +61,7 @@ def test_lengths_of_blocks_and_the_averaged_share_come_with_the_recipe() -> None
     ("option", "value", "message"),
     [
         ("--average", "1.5", "'1.5' does not lie between 0 and 1"),
+        ("--keep-start", "2", "'2' does not lie between 0 and 1"),
         ("--growing-share", "2", "'2' does not lie between 0 and 1"),
         ("--greedy-share", "-0.1", "'-0.1' is not a number of at least 0"),
         ("--decay", "0", "'0' is not a number above 0"),

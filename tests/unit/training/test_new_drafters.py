@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dspark.errors import ModelMismatchError
-from dspark.models.checkpoint import read_target_layer
+from dspark.models.checkpoint import read_target_layer, read_target_tensors
 from dspark.training.pipeline import new_drafter
 from dspark.training.shapes import DrafterKind, DrafterPlan
 from dspark.training.target_start import copy_layers
@@ -115,6 +115,22 @@ def test_layers_start_as_copies_of_the_last_ones_of_the_target(qwen3: tuple[Path
         noise.get_parameter("backbone.layers.1.mlp.up_proj.weight"),
         drafter.get_parameter("backbone.layers.1.mlp.up_proj.weight"),
     )
+
+
+def test_a_markov_head_starts_as_what_the_embedding_of_the_target_varies_by_most(
+    qwen3: tuple[Path, Any],
+) -> None:
+    drafter, _ = new_drafter(DrafterPlan(markov_rank=8), *qwen3, OneText(), seed=0, init=None)
+    rows = read_target_tensors(qwen3[0])["embed"].float()
+    rows -= rows.mean(dim=0)
+    directions = torch.linalg.svd(rows, full_matrices=False).Vh[:8]
+    own = drafter.markov_head.markov_w1.weight
+    for direction in directions:
+        along = rows @ direction
+        cosines = (own * along[:, None]).sum(0) / (own.norm(dim=0) * along.norm())
+        assert cosines.abs().max() > 0.999
+    assert torch.allclose(own.pow(2).mean(dim=0).sqrt(), torch.full((8,), 0.15), rtol=1e-3)
+    assert not drafter.markov_head.markov_w2.weight.any()
 
 
 def test_norms_of_heads_that_the_target_has_not_get_the_size_of_what_they_norm(

@@ -30,6 +30,7 @@ from dspark.training.trainer import Trainer
 pytestmark = pytest.mark.timeout(120)
 
 AVERAGED = replace(RECIPE, schedule=Schedule.CONSTANT, averaged_share=0.5)
+MIXED = replace(RECIPE, start_share=0.25)
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +71,8 @@ def crash_at(checkpoint: int) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("recipe", "checkpoint_steps", "last_checkpoint"),
     # the last one dies in the middle of what is averaged
-    [*((one, 2, 2) for one in RECIPES.values()), (AVERAGED, 1, 5)],
-    ids=[*RECIPES, "averaged"],
+    [*((one, 2, 2) for one in RECIPES.values()), (AVERAGED, 1, 5), (MIXED, 2, 2)],
+    ids=[*RECIPES, "averaged", "mixed"],
 )
 def test_a_run_that_died_ends_in_the_bits_of_one_that_did_not(
     recipe: Recipe, checkpoint_steps: int, last_checkpoint: int, features: Path, tmp_path: Path
@@ -87,6 +88,21 @@ def test_a_run_that_died_ends_in_the_bits_of_one_that_did_not(
     trainer.run(ignore, lambda: None)
     assert torch.equal(weights(resumed), weights(whole))
     assert not torch.equal(weights(whole), weights(make_drafter()))
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, AVERAGED], ids=["last", "averaged"])
+def test_the_start_has_its_share_in_every_number_that_comes_out(
+    recipe: Recipe, features: Path, tmp_path: Path
+) -> None:
+    start, trained, mixed = make_drafter(), make_drafter(), make_drafter()
+    make_trainer(features, tmp_path / "trained", drafter=trained, recipe=recipe).run(ignore, lambda: None)
+    trainer = make_trainer(
+        features, tmp_path / "mixed", drafter=mixed, recipe=replace(recipe, start_share=0.25)
+    )
+    exported = []
+    trainer.run(ignore, lambda: exported.append(weights(mixed)))
+    torch.testing.assert_close(weights(mixed), 0.75 * weights(trained) + 0.25 * weights(start))
+    assert torch.equal(exported[-1], weights(mixed))
 
 
 def test_what_happened_after_the_last_checkpoint_leaves_the_metrics_of_a_resumed_run(
