@@ -44,7 +44,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "eagle3 from the tapped layers, mtp from the last hidden state. Both learn by their own loss, the "
         "cross entropy of the target's distribution",
     )
-    shape.add_argument("--init", type=Path, help="drafter directory to start from; its shape wins")
+    shape.add_argument(
+        "--init",
+        type=Path,
+        help="drafter directory to start from; its shape wins, but --rank 0 leaves its heads out",
+    )
     shape.add_argument(
         "--start",
         choices=("target", "noise"),

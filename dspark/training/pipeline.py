@@ -213,7 +213,7 @@ def new_drafter(
     """An initialised drafter and the share of response tokens its draft vocabulary covers.
 
     Args:
-        plan: its shape; ignored where `init` is given.
+        plan: its shape; of `init`, if that is given, only whether it keeps its heads.
         target: Hugging Face directory.
         config: of the target, as transformers reads it.
         cache: what it will be trained on.
@@ -224,7 +224,7 @@ def new_drafter(
         ModelMismatchError: `init` does not belong to the target, or cannot be trained here.
     """
     if init is not None:
-        return set_training_dtype(load_trainable(init, target, plan.kind), training_dtype()), float("nan")
+        return set_training_dtype(load_trainable(init, target, plan), training_dtype()), float("nan")
     tensors = read_target_tensors(target)
     size = min(plan.draft_vocab_size or config.vocab_size, config.vocab_size)
     d2t, coverage = choose_draft_vocabulary(cache, size)

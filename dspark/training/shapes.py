@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from dspark.errors import ModelMismatchError
 from dspark.models.checkpoint import load_drafter
 from dspark.models.config import QWEN3, QWEN3_EAGLE3, QWEN3_MTP
-from dspark.models.drafter import Drafter
+from dspark.models.drafter import Drafter, DSparkDrafter
 
 
 class DrafterKind(StrEnum):
@@ -85,8 +85,8 @@ def shape_of(plan: DrafterPlan, num_target_layers: int, cached_layers: tuple[int
     }
 
 
-def load_trainable(directory: Path, target: Path, kind: DrafterKind) -> Drafter:
-    """A finished drafter to go on from.
+def load_trainable(directory: Path, target: Path, plan: DrafterPlan) -> Drafter:
+    """A finished drafter to go on from; a plan without a Markov head leaves its heads out.
 
     Raises:
         ModelMismatchError: it is of another kind, does not belong to the target, or has rows of its own.
@@ -97,7 +97,7 @@ def load_trainable(directory: Path, target: Path, kind: DrafterKind) -> Drafter:
         raise ModelMismatchError(
             f"{directory} is a {found}; only {', '.join(_ARCHITECTURES.values())} can be trained"
         )
-    if found != _ARCHITECTURES[kind]:
+    if found != _ARCHITECTURES[plan.kind]:
         own = next(one for one, architecture in _ARCHITECTURES.items() if architecture == found)
         raise ModelMismatchError(f"{directory} is a {found}; to go on from it pass --kind {own}")
     if drafter.own_rows:
@@ -105,4 +105,14 @@ def load_trainable(directory: Path, target: Path, kind: DrafterKind) -> Drafter:
             f"{directory} holds rows of its own for {', '.join(sorted(drafter.own_rows))}; training compares "
             "drafts with the target by the target's rows, so start from a drafter that shares them"
         )
+    if isinstance(drafter, DSparkDrafter) and plan.markov_rank == 0:
+        _drop_heads(drafter)
     return drafter
+
+
+def _drop_heads(drafter: DSparkDrafter) -> None:
+    """Leave the backbone alone, which is a DFlash drafter."""
+    drafter.markov_head = drafter.confidence_head = None
+    drafter.config = replace(
+        drafter.config, markov_rank=0, has_confidence_head=False, confidence_head_with_markov=False
+    )

@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from dspark.errors import ModelMismatchError
-from dspark.models.checkpoint import read_target_layer, read_target_tensors
+from dspark.models.checkpoint import (
+    load_drafter,
+    read_target_layer,
+    read_target_tensors,
+    save_drafter,
+)
 from dspark.training.pipeline import new_drafter
 from dspark.training.shapes import DrafterKind, DrafterPlan
 from dspark.training.target_start import copy_layers
@@ -75,6 +80,22 @@ def test_a_published_drafter_can_be_trained_on(qwen3: tuple[Path, Any], tmp_path
     write_drafter(tmp_path, config, random_tensors(config, qwen3[0]))
     drafter, _ = new_drafter(DrafterPlan(), *qwen3, OneText(), seed=0, init=tmp_path)
     assert drafter.config.markov_rank == config["markov_rank"]
+
+
+def test_a_published_drafter_can_be_trained_on_without_its_heads(
+    qwen3: tuple[Path, Any], tmp_path: Path
+) -> None:
+    config = qwen3_config(markov_head_type="vanilla")
+    write_drafter(tmp_path, config, random_tensors(config, qwen3[0]))
+    whole, _ = new_drafter(DrafterPlan(), *qwen3, OneText(), seed=0, init=tmp_path)
+    plan = DrafterPlan(markov_rank=0, confidence="none")
+    bare, _ = new_drafter(plan, *qwen3, OneText(), seed=0, init=tmp_path)
+    assert bare.config.kind == "DFlash"
+    assert all(name.startswith("backbone.") for name, _ in bare.named_parameters())
+    assert all(torch.equal(one, whole.get_parameter(name)) for name, one in bare.named_parameters())
+    save_drafter(bare, tmp_path / "bare")
+    again = load_drafter(tmp_path / "bare", qwen3[0])
+    assert (again.config.kind, again.markov_head, again.confidence_head) == ("DFlash", None, None)
 
 
 def test_a_drafter_with_rows_of_its_own_cannot(qwen3: tuple[Path, Any], tmp_path: Path) -> None:
