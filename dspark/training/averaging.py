@@ -47,12 +47,12 @@ class WeightAverage:
         finally:
             self._put(kept)
 
+    @torch.no_grad()
     def settle(self) -> None:
-        """Leave the weights that come out in the drafter."""
+        """Leave the weights that come out in the drafter: once, as the last thing a run does."""
         self._put(self._means)
-        with torch.no_grad():
-            for name, start in self._start.items():
-                self._parameters[name].lerp_(start, self._start_share)
+        for name, start in self._start.items():
+            self._parameters[name].lerp_(start, self._start_share)
 
     def state(self) -> dict[str, Any]:
         """What `load` takes."""

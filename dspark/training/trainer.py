@@ -169,8 +169,9 @@ class Trainer:
                 self._checkpoint(save)
         self._spread.collect()
         self._checkpoint(save)
+        last = reporter.held_out() if is_first else {}
         self._average.settle()
-        return reporter.held_out() if is_first else {}
+        return last
 
     def _agreed(self, *wishes: bool) -> list[bool]:
         """What the first process wants, in all of them."""

@@ -100,7 +100,9 @@ def test_the_start_has_its_share_in_every_number_that_comes_out(
         features, tmp_path / "mixed", drafter=mixed, recipe=replace(recipe, start_share=0.25)
     )
     exported = []
-    trainer.run(ignore, lambda: exported.append(weights(mixed)))
+    figures = trainer.run(ignore, lambda: exported.append(weights(mixed)))
+    fresh = make_trainer(features, tmp_path / "fresh", drafter=mixed, recipe=RECIPE)
+    assert figures["held_out_loss"] == pytest.approx(fresh.evaluate()["held_out_loss"], rel=1e-6)
     torch.testing.assert_close(weights(mixed), 0.75 * weights(trained) + 0.25 * weights(start))
     assert torch.equal(exported[-1], weights(mixed))
 
