@@ -15,6 +15,8 @@ _DARK = ("#56B4E9", "#FF8A3D", "#2FC79A", "#E79BC4", "#F0B429", "#9AD0F5")
 _MOST_TICKS = 9
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _LEGEND_CHARACTER, _LEGEND_GAP = 6.6, 36
+# Values above narrower bars run into each other; they are told where the pointer rests.
+_LEAST_LABELLED_BAR = 22
 
 
 def _rules(ink: str, muted: str, line: str, paper: str, colours: Sequence[str]) -> str:
@@ -187,9 +189,10 @@ class _Drawing:
                 f'width="{slot - 2:.1f}" height="{bottom - top:.1f}" rx="2" fill="currentColor">'
                 f"<title>{told}</title></rect>"
             )
-            yield _text(
-                left + slot / 2, top - 4, f"{y:.2f}", "class='muted' font-size='10' text-anchor='middle'"
-            )
+            if slot >= _LEAST_LABELLED_BAR:
+                yield _text(
+                    left + slot / 2, top - 4, f"{y:.2f}", "class='muted' font-size='10' text-anchor='middle'"
+                )
 
     def _legend(self) -> Iterator[str]:
         shown = [

@@ -12,6 +12,8 @@ from dspark.evaluation.offline.tables import Table
 # Cards of one, two and three in a row, in CSS pixels, and what of one is not its drawing.
 WHOLE, HALF, THIRD = 1152, 568, 373
 _HEIGHT, _CARD_EDGE = 320, 18
+# Names of more categories run into each other unless they have the whole width.
+_MOST_NARROW_CATEGORIES = 4
 _PAGE_STYLE = """
 :root{color-scheme:light dark;--ink:#1c2430;--muted:#5b6675;--line:#e3e7ec;--paper:#ffffff;--page:#f4f6f8}
 @media (prefers-color-scheme:dark){
@@ -25,7 +27,7 @@ box-sizing:border-box}.card svg{max-width:100%;height:auto;display:block}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;width:100%}
 th,td{padding:4px 10px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
-th{color:var(--muted);font-weight:600}th:first-child,td:first-child{text-align:left}
+th{color:var(--muted);font-weight:600;white-space:normal;vertical-align:bottom}th:first-child,td:first-child{text-align:left}
 tr.sum td{font-weight:600}ul{padding-left:20px}li{margin:4px 0}
 """
 
@@ -97,10 +99,10 @@ def _html_section(section: Section) -> Iterator[str]:
         return
     yield f"<h2>{escape(section.title)}</h2>"
     if section.panels:
-        width = section.width - _CARD_EDGE
         yield '<div class="cards">'
         for panel in section.panels:
-            yield f'<div class="card">{drawing(panel, width=width, height=_HEIGHT)}</div>'
+            card = WHOLE if len(panel.categories) > _MOST_NARROW_CATEGORIES else section.width
+            yield f'<div class="card">{drawing(panel, width=card - _CARD_EDGE, height=_HEIGHT)}</div>'
         yield "</div>"
     for table in section.tables:
         yield from _html_table(table)

@@ -10,7 +10,7 @@ DIR/remarks.json         what the authors say to a figure, by its key, where the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,20 +106,31 @@ class Collection:
         return list(chosen.values())
 
     def by_depth(self, kind: str) -> list[Member]:
-        """Those with the reference's gamma, by depth."""
-        own = [one for one in self.members if one.kind == kind and one.gamma == self.reference.gamma]
-        return sorted(own, key=lambda one: one.num_layers)
+        """Those with the reference's gamma, by depth: one of each."""
+        own = [one for one in self._candidates(kind) if one.gamma == self.reference.gamma]
+        return _first_by(own, lambda one: one.num_layers)
 
     def by_gamma(self, kind: str) -> list[Member]:
-        """Those with the reference's depth, by gamma."""
-        own = [
-            one for one in self.members if one.kind == kind and one.num_layers == self.reference.num_layers
-        ]
-        return sorted(own, key=lambda one: one.gamma)
+        """Those with the reference's depth, by gamma: one of each."""
+        own = [one for one in self._candidates(kind) if one.num_layers == self.reference.num_layers]
+        return _first_by(own, lambda one: one.gamma)
 
     def of_kind(self, kind: str) -> Member | None:
         """Of the main members."""
         return next((one for one in self.main if one.kind == kind), None)
+
+    def _candidates(self, kind: str) -> list[Member]:
+        """Those of a kind, the main one first: of two of one shape, it is compared."""
+        own = [one for one in self.members if one.kind == kind]
+        return sorted(own, key=lambda one: one is not self.of_kind(kind))
+
+
+def _first_by(members: Sequence[Member], size: Callable[[Member], int]) -> list[Member]:
+    """The first of each size, smallest first."""
+    first: dict[int, Member] = {}
+    for one in members:
+        first.setdefault(size(one), one)
+    return [first[key] for key in sorted(first)]
 
 
 def budget_ratios(members: Sequence[Member]) -> dict[str, float]:

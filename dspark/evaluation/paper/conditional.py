@@ -11,6 +11,8 @@ from dspark.evaluation.paper.collection import DFLASH, DSPARK, EAGLE3, Collectio
 from dspark.evaluation.paper.figure import Figure, group_of, label
 from dspark.evaluation.paper.shapes import Shape, Share, falls, lies_above, rises, stays_level
 
+# Positions judged less often are not drawn: the standard error of a share is up to a ninth there.
+LEAST_DRAWN = 20
 # Positions judged less often than this are drawn, but no shape rests on them.
 LEAST_JUDGED = 50
 
@@ -20,12 +22,13 @@ def conditional_acceptance(collection: Collection) -> Figure:
     panels, shapes = [], []
     for domain in _domains_of(collection.main):
         series = [
-            Series(label(one), [(place + 1, share) for place, share, _ in _conditional(one, domain)])
-            for one in collection.main
+            Series(label(one), [(place + 1, share) for place, share, n in shares if n >= LEAST_DRAWN])
+            for one, shares in ((one, _conditional(one, domain)) for one in collection.main)
         ]
         title = f"Acceptance of a draft, those before accepted, {domain}"
-        drawn = [one for one in series if one.points]
-        panels.append(Panel(title, "position in the block", "share", drawn, y_high=1.0))
+        if drawn := [one for one in series if one.points]:
+            ticks = range(1 + max(one.gamma for one in collection.main))
+            panels.append(Panel(title, "position in the block", "share", drawn, x_ticks=ticks, y_high=1.0))
         shapes += _conditional_shapes(collection, domain)
     return Figure("fig2", "Fig. 2: conditional acceptance", (), tuple(panels), tuple(shapes))
 

@@ -105,3 +105,12 @@ def test_panels_stand_below_each_other_and_words_are_escaped():
 )
 def test_a_bar_is_as_long_as_its_share(share, drawn_as):
     assert bar(share, 8) == drawn_as
+
+
+def test_values_stand_above_bars_only_where_they_have_room():
+    series = [Series(name, [(place, 1.5) for place in range(8)]) for name in "abc"]
+    panel = Panel("t", "x", "y", series, categories=[f"task {place}" for place in range(8)])
+    narrow, wide = (ElementTree.fromstring(drawing(panel, width=width)) for width in (550, 1134))
+    values = [[one for one in root.iter("text") if one.text == "1.50"] for root in (narrow, wide)]
+    assert [len(found) for found in values] == [0, 24]
+    assert len(list(narrow.iter("title"))) == 1 + 24, "the pointer tells them all the same"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from dspark.cli.main import main
 from dspark.errors import ConfigurationError
 from dspark.evaluation.head_latency import RoundLatency
 from dspark.evaluation.offline.results import FILE, Pass, PassKind, Results, Rounds, results_text
-from dspark.evaluation.page import html_of, markdown_of
+from dspark.evaluation.page import Page, Section, html_of, markdown_of
 from dspark.evaluation.paper.build import build_figures, notes_on
 from dspark.evaluation.paper.collection import read_collection
 from dspark.evaluation.paper.figure import Figure, macro
@@ -91,6 +92,16 @@ def test_the_main_members_are_one_of_each_kind_in_the_most_usual_shape(stored: P
     assert [one.name for one in collection.by_gamma("DSpark")] == ["dspark-g3", "dspark"]
 
 
+def test_of_two_drafters_of_one_shape_only_the_compared_one_is_a_depth_or_a_gamma(stored: Path) -> None:
+    # the name comes before that of the other, its directory with it
+    store(stored, "after-more-training", "DFlash", [0.9] * 7, layers=3)
+    store(stored, "shipped", "DSpark", [0.9] * 7)
+    collection = read_collection(stored)
+    assert [one.name for one in collection.by_depth("DSpark")] == ["dspark-l1", "dspark"]
+    assert [one.name for one in collection.by_gamma("DSpark")] == ["dspark-g3", "dspark"]
+    assert [one.num_layers for one in collection.by_depth("DFlash")] == [2, 3]
+
+
 def test_the_mean_over_tasks_is_that_of_their_accepted_lengths(stored: Path) -> None:
     results = read_collection(stored).reference.results
     rounds = results.passes[0].rounds
@@ -128,6 +139,26 @@ def test_a_position_that_was_judged_too_seldom_supports_no_shape(tmp_path: Path)
     assert "math: DSpark stays level along the block" not in shapes_of(
         build_figures(read_collection(tmp_path))
     )
+
+
+def test_a_position_that_was_hardly_judged_is_not_drawn(tmp_path: Path) -> None:
+    store(tmp_path, "dspark", "DSpark", [0.5, 0.0015, 0.9])
+    (figure,) = [one for one in build_figures(read_collection(tmp_path)) if one.key == "fig2"]
+    drawn = [[place for place, _ in one.points] for panel in figure.panels for one in panel.series]
+    assert drawn == [[1, 2]] * 3
+
+
+def test_tables_of_many_tasks_are_drawn_over_the_whole_width(stored: Path) -> None:
+    figures = build_figures(read_collection(stored))
+    (table1,) = [one for one in figures if one.key == "table1"]
+    panel = table1.panels[0]
+    many = replace(panel, categories=[f"task {place}" for place in range(5)])
+    pages = [
+        html_of(Page("t", "", [Section("s", (one,))], ()))
+        for one in (replace(panel, categories=panel.categories[:3]), many)
+    ]
+    widths = [int(re.findall(r'<svg class="chart".*? width="(\d+)"', page)[0]) for page in pages]
+    assert widths[0] < 600 < 1100 < widths[1]
 
 
 def test_unequal_and_unknown_budgets_are_named(tmp_path: Path) -> None:
