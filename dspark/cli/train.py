@@ -79,7 +79,8 @@ def run_train(args: argparse.Namespace) -> int:
     import torch
 
     from dspark.models.target import prepare_target
-    from dspark.training import pipeline, run
+    from dspark.training import run
+    from dspark.training.data import DataPlan
     from dspark.training.distribution import Sharding
 
     if args.threads:
@@ -95,7 +96,7 @@ def run_train(args: argparse.Namespace) -> int:
             taps = tuple(int(one) for one in args.taps.split(","))
         except ValueError:
             raise ConfigurationError(f"--taps {args.taps!r}: write layer numbers such as 1,8,14") from None
-    data = pipeline.DataPlan(
+    data = DataPlan(
         prompt_files=tuple(args.prompts),
         response_files=tuple(args.responses),
         num_self_prompts=args.self_prompts,

@@ -23,8 +23,8 @@ from dspark.training.blocks import BlockSampler
 from dspark.training.features import FeatureCache
 from dspark.training.fused_loss import load_fused_loss
 from dspark.training.metrics import peak_memory_mib
+from dspark.training.new_drafter import new_drafter
 from dspark.training.objective import run_blocks
-from dspark.training.pipeline import new_drafter
 from dspark.training.recipe import RECIPES, make_optimisers
 from dspark.training.shapes import DrafterPlan
 from dspark.training.vocabulary import invert_vocabulary

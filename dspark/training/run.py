@@ -17,26 +17,26 @@ from dspark.models.checkpoint import save_drafter
 from dspark.models.drafter import Drafter
 from dspark.training.calibrate import calibrate
 from dspark.training.card import write_card
+from dspark.training.data import (
+    DataPlan,
+    Report,
+    cache_features,
+    collect_samples,
+    generate_data,
+    training_engine,
+)
 from dspark.training.distribution import Sharding
 from dspark.training.feature_source import FeatureSource
 from dspark.training.features import Add, FeatureCache
 from dspark.training.generate import done_ids
 from dspark.training.kept_features import kept_rows
 from dspark.training.metrics import MetricsLog
+from dspark.training.new_drafter import new_drafter
 from dspark.training.online import OnlineFeatures
-from dspark.training.pipeline import (
-    DataPlan,
-    Report,
-    cache_features,
-    collect_samples,
-    generate_data,
-    new_drafter,
-    split_cache,
-    training_engine,
-)
 from dspark.training.recipe import Recipe
 from dspark.training.responses import Sample
 from dspark.training.shapes import DrafterPlan
+from dspark.training.split import split_cache
 from dspark.training.trainer import Trainer, TrainerConfig
 from dspark.training.world import World, join_world
 

@@ -19,8 +19,8 @@ from dspark.training.calibrate import calibrate
 from dspark.training.chain import chain_states
 from dspark.training.features import FeatureCache
 from dspark.training.losses import LossWeights, Teacher
+from dspark.training.new_drafter import new_drafter
 from dspark.training.objective import run_blocks
-from dspark.training.pipeline import new_drafter
 from dspark.training.precision import set_training_dtype
 from dspark.training.recipe import RECIPES, for_chains
 from dspark.training.shapes import DrafterKind, DrafterPlan, shape_of

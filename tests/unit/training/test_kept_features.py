@@ -10,10 +10,10 @@ import torch
 import dspark.training.features as features_module
 from dspark.decoding.types import FinishReason
 from dspark.engine.loading import LoadedTarget, load_target
+from dspark.training.data import DataPlan, training_engine
 from dspark.training.features import Add, FeatureCache, build_cache
 from dspark.training.generate import BatchGenerator, Finished, Job
 from dspark.training.kept_features import kept_rows
-from dspark.training.pipeline import DataPlan, training_engine
 from dspark.training.responses import Sample
 from tests.deepspec_files import TAPS, VOCAB, qwen3_target
 from tests.one_thread import one_thread

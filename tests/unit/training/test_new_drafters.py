@@ -17,7 +17,7 @@ from dspark.models.checkpoint import (
     read_target_tensors,
     save_drafter,
 )
-from dspark.training.pipeline import new_drafter
+from dspark.training.new_drafter import new_drafter
 from dspark.training.shapes import DrafterKind, DrafterPlan
 from dspark.training.target_start import copy_layers
 from tests.deepspec_files import (

@@ -17,10 +17,12 @@ from dspark.engine.loading import LoadedTarget, load_target
 from dspark.training.blocks import BlockBatch, BlockSampler
 from dspark.training.feature_source import FeatureSource
 from dspark.training.features import FeatureCache, build_cache
+from dspark.training.new_drafter import new_drafter
 from dspark.training.online import OnlineFeatures
-from dspark.training.pipeline import DrafterPlan, new_drafter, split_cache
 from dspark.training.recipe import RECIPES
 from dspark.training.responses import Sample
+from dspark.training.shapes import DrafterPlan
+from dspark.training.split import split_cache
 from dspark.training.trainer import Trainer, TrainerConfig
 from tests.deepspec_files import TAPS, VOCAB, qwen3_target
 from tests.one_thread import one_thread

@@ -13,9 +13,9 @@ from dspark.models.checkpoint import build_drafter
 from dspark.models.drafter import DSparkDrafter
 from dspark.training.distribution import Sharding
 from dspark.training.features import FeatureCache
-from dspark.training.pipeline import split_cache
 from dspark.training.precision import set_training_dtype
 from dspark.training.recipe import RECIPES, Recipe
+from dspark.training.split import split_cache
 from dspark.training.trainer import Trainer, TrainerConfig
 from tests.tiny_drafters import TINY
 

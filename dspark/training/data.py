@@ -1,4 +1,4 @@
-"""From a target to a trained drafter: responses, features, training, calibration; every stage resumes."""
+"""Text to train on: responses the target gives to prompts, and their features; every stage resumes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.target import TargetEngine, make_pool
-from dspark.models.checkpoint import build_drafter, read_target_layer, read_target_tensors
-from dspark.models.config import DrafterConfig
-from dspark.models.drafter import Drafter
-from dspark.training.blocks import AnchorRule, BlockBatch, BlockSampler
-from dspark.training.feature_source import FeatureSource
 from dspark.training.features import Add, build_cache
 from dspark.training.generate import (
     BatchGenerator,
@@ -30,11 +23,7 @@ from dspark.training.generate import (
     write_rows,
 )
 from dspark.training.kept_features import with_last_state
-from dspark.training.precision import set_training_dtype, training_dtype
 from dspark.training.responses import Sample, read_rows, to_samples
-from dspark.training.shapes import DrafterPlan, load_trainable, shape_of
-from dspark.training.target_start import copied_layers, copy_layers, start_markov_head
-from dspark.training.vocabulary import choose_draft_vocabulary, invert_vocabulary
 
 Report = Callable[[str], None]
 MAX_PROMPT_TOKENS = 160
@@ -205,93 +194,6 @@ def cache_features(
         cache_dir=cache_dir,
         more=more,
     )
-
-
-def new_drafter(
-    plan: DrafterPlan, target: Path, config: Any, cache: FeatureSource, *, seed: int, init: Path | None
-) -> tuple[Drafter, float]:
-    """An initialised drafter and the share of response tokens its draft vocabulary covers.
-
-    Args:
-        plan: its shape; of `init`, if that is given, only whether it keeps its heads.
-        target: Hugging Face directory.
-        config: of the target, as transformers reads it.
-        cache: what it will be trained on.
-        seed: of the initial weights.
-        init: drafter directory to start from.
-
-    Raises:
-        ModelMismatchError: `init` does not belong to the target, or cannot be trained here.
-    """
-    if init is not None:
-        return set_training_dtype(load_trainable(init, target, plan), training_dtype()), float("nan")
-    tensors = read_target_tensors(target)
-    size = min(plan.draft_vocab_size or config.vocab_size, config.vocab_size)
-    d2t, coverage = choose_draft_vocabulary(cache, size)
-    shape = DrafterConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        num_target_layers=config.num_hidden_layers,
-        gamma=plan.gamma,
-        **shape_of(plan, config.num_hidden_layers, cache.target_layer_ids),
-        draft_vocab_size=size if size < config.vocab_size else 0,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_theta=config.rope_parameters["rope_theta"],
-        max_position_embeddings=config.max_position_embeddings,
-    )
-    drafter = build_drafter(shape, tensors, d2t if shape.draft_vocab_size else None)
-    drafter.initialise(torch.Generator().manual_seed(seed), tensors["norm"])
-    if plan.copies_layers:
-        numbers = copied_layers(shape.num_hidden_layers, shape.num_target_layers)
-        copy_layers(drafter, [read_target_layer(target, number) for number in numbers])
-        if drafter.markov_head is not None:
-            start_markov_head(drafter.markov_head, tensors["embed"])
-    return set_training_dtype(drafter, training_dtype()), coverage
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Samplers over training and held-out samples."""
-
-    train: BlockSampler
-    held_out: list[BlockBatch]
-
-
-def split_cache(
-    cache: FeatureSource,
-    drafter: Drafter,
-    *,
-    batch_samples: int,
-    anchors_per_sample: int,
-    seed: int,
-    rule: AnchorRule = AnchorRule.SERVING,
-) -> Split:
-    """Hold out one sample in twenty, but at least one batch and at most four."""
-    order = np.random.Generator(np.random.PCG64(7)).permutation(len(cache))
-    count = min(max(batch_samples, len(order) // 20), 4 * batch_samples)
-    t2d: Tensor = invert_vocabulary(drafter.d2t, cache.vocab_size)
-
-    def sampler(members: np.ndarray, sampler_seed: int, rule: AnchorRule) -> BlockSampler:
-        return BlockSampler(
-            cache,
-            members,
-            t2d,
-            gamma=drafter.config.gamma,
-            batch_samples=batch_samples,
-            anchors_per_sample=anchors_per_sample,
-            seed=sampler_seed,
-            rule=rule,
-            reads_last_state=drafter.config.reads_last_state,
-        )
-
-    # Held-out figures are those of serving, whatever is trained.
-    held_out = sampler(order[:count], 1, AnchorRule.SERVING)
-    batches = [held_out.batch(number) for number in range(len(held_out))]
-    return Split(sampler(order[count:], seed, rule), batches)
 
 
 def training_engine(
