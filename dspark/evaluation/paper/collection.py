@@ -90,10 +90,13 @@ class Collection:
 
     @property
     def reference(self) -> Member:
-        """The DSpark drafter that the others are compared with: of the most usual shape."""
-        own = [one for one in self.members if one.kind == DSPARK]
+        """The DSpark drafter that most others differ from in depth or in gamma alone, if in either."""
         shapes = [(one.num_layers, one.gamma) for one in self.members if one.kind in PARALLEL]
-        return max(own, key=lambda one: shapes.count((one.num_layers, one.gamma)))
+
+        def comparable(one: Member) -> int:
+            return sum(one.num_layers == layers or one.gamma == gamma for layers, gamma in shapes)
+
+        return max((one for one in self.members if one.kind == DSPARK), key=comparable)
 
     @property
     def main(self) -> list[Member]:

@@ -77,6 +77,10 @@ def reliability(collection: Collection) -> Figure | None:
         )
         found = f"at most {before:.1%} before, {after:.1%} after"
         shapes.append(Shape("STS lowers the calibration error", told, found, after < before))
+    if {"raw", "STS+offset"} <= by_name.keys():
+        before, after = (_worst_error(by_name[name].positions) for name in ("raw", "STS+offset"))
+        found = f"at most {before:.1%} before, {after:.1%} after"
+        shapes.append(Shape("STS with an offset (ours) lowers it", "as STS there", found, after < before))
     return Figure("fig6", "Fig. 6: reliability", (), tuple(panels), tuple(shapes))
 
 

@@ -92,6 +92,17 @@ def test_the_main_members_are_one_of_each_kind_in_the_most_usual_shape(stored: P
     assert [one.name for one in collection.by_gamma("DSpark")] == ["dspark-g3", "dspark"]
 
 
+def test_the_compared_drafter_is_the_one_where_depths_and_gammas_meet(tmp_path: Path) -> None:
+    for kind in ("DSpark", "DFlash"):
+        store(tmp_path, f"{kind}-a", kind, [0.7] * 7, layers=1)
+        store(tmp_path, f"{kind}-b", kind, [0.7] * 7)
+        store(tmp_path, f"{kind}-c", kind, [0.7] * 15)
+    collection = read_collection(tmp_path)
+    assert collection.reference.name == "DSpark-b"
+    assert [one.name for one in collection.by_depth("DFlash")] == ["DFlash-a", "DFlash-b"]
+    assert [one.name for one in collection.by_gamma("DFlash")] == ["DFlash-b", "DFlash-c"]
+
+
 def test_of_two_drafters_of_one_shape_only_the_compared_one_is_a_depth_or_a_gamma(stored: Path) -> None:
     # the name comes before that of the other, its directory with it
     store(stored, "after-more-training", "DFlash", [0.9] * 7, layers=3)
@@ -120,6 +131,7 @@ def test_drafters_that_behave_as_the_papers_have_its_shapes(stored: Path) -> Non
         "a DSpark drafter of 2 layers above a DFlash drafter of 3",
         "the gain over DFlash grows with gamma",
         "STS lowers the calibration error",
+        "STS with an offset (ours) lowers it",
     )
     assert set(expected) <= found.keys()
 
