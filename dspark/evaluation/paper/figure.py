@@ -54,7 +54,9 @@ def macro(member: Member, temperature: float | None = None) -> float:
 
 def label(member: Member) -> str:
     """How a legend names a member: its kind, and its depth where that says anything."""
-    return f"{member.kind}, {member.num_layers} layers" if member.kind in PARALLEL else member.kind
+    if member.kind not in PARALLEL:
+        return member.kind
+    return f"{member.kind}, {member.num_layers} layer{'' if member.num_layers == 1 else 's'}"
 
 
 def tasks_of(members: Sequence[Member]) -> list[str]:

@@ -17,7 +17,7 @@ from dspark.evaluation.offline.results import FILE, Pass, PassKind, Results, Rou
 from dspark.evaluation.page import Page, Section, html_of, markdown_of
 from dspark.evaluation.paper.build import build_figures, notes_on
 from dspark.evaluation.paper.collection import read_collection
-from dspark.evaluation.paper.figure import Figure, macro
+from dspark.evaluation.paper.figure import Figure, label, macro
 from dspark.evaluation.paper.report import page_of
 from dspark.evaluation.paper.shapes import Shape
 
@@ -101,6 +101,15 @@ def test_the_compared_drafter_is_the_one_where_depths_and_gammas_meet(tmp_path: 
     assert collection.reference.name == "DSpark-b"
     assert [one.name for one in collection.by_depth("DFlash")] == ["DFlash-a", "DFlash-b"]
     assert [one.name for one in collection.by_gamma("DFlash")] == ["DFlash-b", "DFlash-c"]
+
+
+def test_legends_name_the_depth_where_it_is_compared(stored: Path) -> None:
+    labels = {one.name: label(one) for one in read_collection(stored).members}
+    assert (labels["dspark-l1"], labels["dspark"], labels["eagle3"]) == (
+        "DSpark, 1 layer",
+        "DSpark, 2 layers",
+        "Eagle3",
+    )
 
 
 def test_of_two_drafters_of_one_shape_only_the_compared_one_is_a_depth_or_a_gamma(stored: Path) -> None:
