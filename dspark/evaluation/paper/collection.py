@@ -10,7 +10,7 @@ DIR/remarks.json         what the authors say to a figure, by its key, where the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,38 +102,41 @@ class Collection:
     def main(self) -> list[Member]:
         """One of each kind: of the reference's shape, where shapes are comparable."""
         shape = (self.reference.num_layers, self.reference.gamma)
-        chosen: dict[str, Member] = {}
-        for one in self.members:
-            if one.kind not in PARALLEL or (one.num_layers, one.gamma) == shape:
-                chosen.setdefault(one.kind, one)
-        return list(chosen.values())
+        own = [
+            one for one in self.members if one.kind not in PARALLEL or (one.num_layers, one.gamma) == shape
+        ]
+        return _first_of_each(own, lambda one: one.kind)
 
     def by_depth(self, kind: str) -> list[Member]:
         """Those with the reference's gamma, by depth: one of each."""
-        own = [one for one in self._candidates(kind) if one.gamma == self.reference.gamma]
-        return _first_by(own, lambda one: one.num_layers)
+        own = [one for one in self.members if one.kind == kind and one.gamma == self.reference.gamma]
+        return sorted(_first_of_each(own, _depth), key=_depth)
 
     def by_gamma(self, kind: str) -> list[Member]:
         """Those with the reference's depth, by gamma: one of each."""
-        own = [one for one in self._candidates(kind) if one.num_layers == self.reference.num_layers]
-        return _first_by(own, lambda one: one.gamma)
+        depth = self.reference.num_layers
+        own = [one for one in self.members if one.kind == kind and one.num_layers == depth]
+        return sorted(_first_of_each(own, _gamma), key=_gamma)
 
     def of_kind(self, kind: str) -> Member | None:
         """Of the main members."""
         return next((one for one in self.main if one.kind == kind), None)
 
-    def _candidates(self, kind: str) -> list[Member]:
-        """Those of a kind, the main one first: of two of one shape, it is compared."""
-        own = [one for one in self.members if one.kind == kind]
-        return sorted(own, key=lambda one: one is not self.of_kind(kind))
+
+def _depth(member: Member) -> int:
+    return member.num_layers
 
 
-def _first_by(members: Sequence[Member], size: Callable[[Member], int]) -> list[Member]:
-    """The first of each size, smallest first."""
-    first: dict[int, Member] = {}
+def _gamma(member: Member) -> int:
+    return member.gamma
+
+
+def _first_of_each(members: Sequence[Member], group: Callable[[Member], Hashable]) -> list[Member]:
+    """The first of each group, so that of several of one shape the same one is compared everywhere."""
+    first: dict[Hashable, Member] = {}
     for one in members:
-        first.setdefault(size(one), one)
-    return [first[key] for key in sorted(first)]
+        first.setdefault(group(one), one)
+    return list(first.values())
 
 
 def budget_ratios(members: Sequence[Member]) -> dict[str, float]:

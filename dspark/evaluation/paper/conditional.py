@@ -22,8 +22,10 @@ def conditional_acceptance(collection: Collection) -> Figure:
     panels, shapes = [], []
     for domain in _domains_of(collection.main):
         series = [
-            Series(label(one), [(place + 1, share) for place, share, n in shares if n >= LEAST_DRAWN])
-            for one, shares in ((one, _conditional(one, domain)) for one in collection.main)
+            Series(
+                label(one), [(place + 1, share) for place, share, _ in _conditional(one, domain, LEAST_DRAWN)]
+            )
+            for one in collection.main
         ]
         title = f"Acceptance of a draft, those before accepted, {domain}"
         if drawn := [one for one in series if one.points]:
@@ -33,21 +35,23 @@ def conditional_acceptance(collection: Collection) -> Figure:
     return Figure("fig2", "Fig. 2: conditional acceptance", (), tuple(panels), tuple(shapes))
 
 
-def _conditional(member: Member, domain: str) -> list[tuple[int, float, int]]:
-    """(position from 0, share accepted, how often it was judged)."""
+def _conditional(member: Member, domain: str, least: int) -> list[tuple[int, float, int]]:
+    """(position from 0, share accepted, how often it was judged), of those judged at least so often."""
     group = group_of(member, DOMAIN, domain)
     if group is None:
         return []
     shares = zip(group.full.conditional, group.full.num_judged, strict=True)
-    return [(place, share, count) for place, (share, count) in enumerate(shares) if share is not None]
+    return [
+        (place, share, count)
+        for place, (share, count) in enumerate(shares)
+        if share is not None and count >= least
+    ]
 
 
 def _conditional_shapes(collection: Collection, domain: str) -> list[Shape]:
     ends: dict[str, tuple[Share, Share]] = {}
     for one in collection.main:
-        known = [
-            Share(share, count) for _, share, count in _conditional(one, domain) if count >= LEAST_JUDGED
-        ]
+        known = [Share(share, count) for _, share, count in _conditional(one, domain, LEAST_JUDGED)]
         if len(known) > 1:
             ends[one.kind] = (known[0], known[-1])
     shapes = []

@@ -70,17 +70,17 @@ def reliability(collection: Collection) -> Figure | None:
     panels += [reliability_panel(own, place, temperature) for place in sorted({0, middle})]
     by_name = {one.calibration: one.quality for one in own}
     shapes = []
-    if {"raw", "STS"} <= by_name.keys():
-        before, after = (_worst_error(by_name[name].positions) for name in ("raw", "STS"))
-        told = "{:.1%} to {:.1%} before, {:.1%} to {:.1%} after".format(
-            *published.ECE_BEFORE, *published.ECE_AFTER
-        )
-        found = f"at most {before:.1%} before, {after:.1%} after"
-        shapes.append(Shape("STS lowers the calibration error", told, found, after < before))
-    if {"raw", "STS+offset"} <= by_name.keys():
-        before, after = (_worst_error(by_name[name].positions) for name in ("raw", "STS+offset"))
-        found = f"at most {before:.1%} before, {after:.1%} after"
-        shapes.append(Shape("STS with an offset (ours) lowers it", "as STS there", found, after < before))
+    told = "{:.1%} to {:.1%} before, {:.1%} to {:.1%} after".format(
+        *published.ECE_BEFORE, *published.ECE_AFTER
+    )
+    for name, statement, paper in (
+        ("STS", "STS lowers the calibration error", told),
+        ("STS+offset", "STS with an offset (ours) lowers it", "as STS there"),
+    ):
+        if {"raw", name} <= by_name.keys():
+            before, after = (_worst_error(by_name[key].positions) for key in ("raw", name))
+            found = f"at most {before:.1%} before, {after:.1%} after"
+            shapes.append(Shape(statement, paper, found, after < before))
     return Figure("fig6", "Fig. 6: reliability", (), tuple(panels), tuple(shapes))
 
 
