@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from dspark.cache import default_cache_dir
+from dspark.cli.bench_beside import Other, Schedule, read_others
 from dspark.cli.bench_options import (
     INCOMPLETE_EXIT_CODE,
     Models,
     add_model_options,
     add_prompt_options,
     add_report_option,
-    find_drafter,
     positive,
     read_models,
     read_prompts,
@@ -70,8 +69,10 @@ def add_parser(subparsers: Any) -> None:
         "--beside",
         action="append",
         default=[],
-        metavar="DIR|prompt-lookup",
-        help="another drafter that decodes the same prompts in the same run; may be given several times",
+        metavar="DIR|prompt-lookup[@POLICY]",
+        help="another drafter that decodes the same prompts in the same run, scheduled as --policy says, or "
+        "by a policy of its own: DIR@fixed verifies whole blocks, DIR@fixed:3 three drafts of each; may be "
+        "given several times",
     )
     parser.add_argument(
         "--without-transformers",
@@ -113,24 +114,19 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _beside(args: argparse.Namespace, models: Models) -> dict[str, Path]:
-    """The other drafters by the names of their systems.
+def _beside(args: argparse.Namespace, models: Models) -> list[Other]:
+    """The other drafters.
 
     Raises:
-        ConfigurationError: one is no drafter, or has no name of its own.
+        ConfigurationError: they cannot be read, or there is no drafter to compare them with.
     """
-    found: dict[str, Path] = {}
-    for text in args.beside:
-        path = find_drafter("--beside", text)
-        if path.name in (*found, *_SYSTEMS):
-            raise ConfigurationError(f"--beside {text}: another system is called {path.name}; rename it")
-        found[path.name] = path
-    if found and models.drafter is None:
+    others = read_others(args, _SYSTEMS)
+    if others and models.drafter is None:
         raise ConfigurationError("--beside compares with --drafter; name that, too")
-    return found
+    return others
 
 
-async def _measure(args: argparse.Namespace, models: Models, beside: Mapping[str, Path]) -> _Measured:
+async def _measure(args: argparse.Namespace, models: Models, beside: Sequence[Other]) -> _Measured:
     from dspark.evaluation.generation import EnginePlan, LocalDecoder, load_engines
     from dspark.evaluation.raw_matmul import RawMatmuls
     from dspark.evaluation.speed import LoopSystem, in_groups, measure
@@ -154,12 +150,12 @@ async def _measure(args: argparse.Namespace, models: Models, beside: Mapping[str
         plain_decoder = await stack.enter_async_context(LocalDecoder(plain, policy="off"))
         systems: list[System] = [LoopSystem("plain", plain_decoder, plain)]
         measured.rounds["plain"] = plain_decoder.rounds
-        drafters = {} if models.drafter is None else {"dspark": models.drafter, **beside}
-        for name, drafter in drafters.items():
+        own = [] if models.drafter is None else [Other("dspark", models.drafter, Schedule(args.policy))]
+        for other in (*own, *beside):
             engines = load_engines(
                 EnginePlan(
                     models.target,
-                    drafter,
+                    other.drafter,
                     dtype=dtype,
                     pool_tokens=pool_tokens,
                     cache_dir=default_cache_dir(),
@@ -167,9 +163,9 @@ async def _measure(args: argparse.Namespace, models: Models, beside: Mapping[str
                 ),
                 plain.worker,
             )
-            decoder = await stack.enter_async_context(LocalDecoder(engines, policy=args.policy))
-            systems.append(LoopSystem(name, decoder, engines))
-            measured.rounds[name] = decoder.rounds
+            decoder = await stack.enter_async_context(LocalDecoder(engines, policy=other.schedule.planner()))
+            systems.append(LoopSystem(other.name, decoder, engines))
+            measured.rounds[other.name] = decoder.rounds
         if not args.without_transformers:
             systems.extend(_stock_systems(args, stock, plain))
         progress(f"decoding {sum(map(len, groups))} prompts, {args.repeats} times, by {len(systems)} systems")

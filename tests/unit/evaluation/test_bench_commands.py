@@ -1,12 +1,17 @@
 """The commands as a user calls them, as far as they go without a real model."""
 
+import argparse
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dspark.cli.bench_beside import Schedule, read_others
 from dspark.cli.main import main
+from dspark.errors import ConfigurationError
 from dspark.evaluation.offline.results import results_text
+from dspark.rounds.planner import FixedPlanner
 from tests.unit.evaluation.rounds_of_blocks import full_pass, results, rounds
 
 
@@ -26,12 +31,52 @@ def test_a_drafter_that_is_none_is_one_sentence(tmp_path, capsys):
 
 def test_a_drafter_beside_another_needs_a_name_of_its_own(tmp_path, capsys):
     target, other = write_target(tmp_path), tmp_path / "plain"
-    other.mkdir()
-    (other / "config.json").write_text("{}")
+    write_drafter(other)
     assert main(["bench", "speed", "--target", str(target), "--beside", str(other)]) == 78
     assert f"--beside {other}: another system is called plain; rename it" in capsys.readouterr().err
     assert main(["bench", "speed", "--target", str(target), "--beside", "prompt-lookup"]) == 78
     assert "--beside compares with --drafter; name that, too" in capsys.readouterr().err
+
+
+def others(*texts):
+    found = read_others(argparse.Namespace(beside=list(texts), policy="early-stop"), ["plain", "dspark"])
+    return [(one.name, one.drafter, one.schedule) for one in found]
+
+
+def test_a_drafter_beside_another_may_be_scheduled_by_a_policy_of_its_own(tmp_path):
+    path = tmp_path / "dflash"
+    write_drafter(path)
+    assert others(str(path), f"{path}@fixed", f"{path}@fixed:3", f"{path}@auto") == [
+        ("dflash", path, Schedule("early-stop")),
+        ("dflash@fixed", path, Schedule("fixed")),
+        ("dflash@fixed:3", path, Schedule("fixed", 3)),
+        ("dflash@auto", path, Schedule("auto")),
+    ]
+    planner = Schedule("fixed", 3).planner()
+    assert isinstance(planner, FixedPlanner)
+    assert planner.plan(None, [np.ones(7), np.ones(2)]) == [3, 2]
+
+
+def test_a_drafter_whose_directory_has_an_at_sign_is_no_policy(tmp_path):
+    path = tmp_path / "run@fixed"
+    write_drafter(path)
+    assert others(str(path)) == [("run@fixed", path, Schedule("early-stop"))]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("never", "'never' is no policy; choose auto, early-stop,"),
+        ("off", "'off' is no policy"),
+        ("fixed:0", "a number belongs to fixed, as in fixed:3, and must be at least 1"),
+        ("fixed:x", "a number belongs to fixed"),
+        ("auto:3", "a number belongs to fixed"),
+    ],
+)
+def test_a_policy_of_a_drafter_beside_another_that_is_none_is_refused(how, message, tmp_path):
+    write_drafter(tmp_path / "dflash")
+    with pytest.raises(ConfigurationError, match=message):
+        others(f"{tmp_path / 'dflash'}@{how}")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "calibrate"])
@@ -87,6 +132,12 @@ def test_a_threshold_is_a_probability_and_two_sources_of_prompts_are_one_too_man
     assert "is not a number of at least 0 and below 1" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["evaluate", "--temperature", "1", "--temperatures", "0", "1"])
+
+
+def write_drafter(path: Path) -> None:
+    """A directory that passes for a drafter until it is read."""
+    path.mkdir()
+    (path / "config.json").write_text("{}")
 
 
 def write_target(directory: Path) -> Path:
