@@ -142,7 +142,5 @@ def peak_logits(logits: Tensor) -> Tensor:
     chosen from, not of the token chosen, so it knows the drafts before its own only, as planning asks. The
     probability of the drafted token itself would not do: it is known only once that token is.
     """
-    wide = logits.float()
-    log_peak = wide.amax(-1) - wide.logsumexp(-1)
-    peak = log_peak.exp().clamp(_LEAST_DOUBT, 1 - _LEAST_DOUBT)
-    return torch.logit(peak)
+    peak = torch.softmax(logits, dim=-1, dtype=torch.float32).amax(-1)
+    return torch.logit(peak, eps=_LEAST_DOUBT)
