@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from dspark.evaluation.chart import Panel, Series
 from dspark.evaluation.offline.tables import Table
 from dspark.evaluation.paper import published
@@ -34,22 +36,13 @@ def depth(collection: Collection) -> Figure | None:
         deepest = by_kind[DFLASH][-1]
         statement = f"a DSpark drafter of 2 layers above a DFlash drafter of {deepest.num_layers}"
         shapes.append(lies_above(statement, "2 layers above 5", macro(two), macro(deepest)))
-    table = Table(
-        "Accepted length by depth",
-        ("drafter", "layers", "accept_len", "blocks", "hours"),
-        tuple(
-            (one.kind, str(one.num_layers), f"{macro(one):.2f}", *training_cells(one))
-            for own in by_kind.values()
-            for one in own
-        ),
-    )
+    table = _lengths("depth", "layers", by_kind, lambda one: one.num_layers)
     return Figure("fig3", "Fig. 3: depth", (table,), (panel,), tuple(shapes))
 
 
 def gamma(collection: Collection) -> Figure | None:
     """Accepted length and the time of the head by gamma; None where neither is known."""
-    panels, shapes = _by_gamma(collection)
-    tables = []
+    tables, panels, shapes = _by_gamma(collection)
     if collection.latencies:
         panels.append(_latency_panel(collection))
         shapes.append(_latency_shape(collection))
@@ -57,19 +50,35 @@ def gamma(collection: Collection) -> Figure | None:
     return Figure("fig4", "Fig. 4: gamma", tuple(tables), tuple(panels), tuple(shapes)) if panels else None
 
 
-def _by_gamma(collection: Collection) -> tuple[list[Panel], list[Shape]]:
+def _by_gamma(collection: Collection) -> tuple[list[Table], list[Panel], list[Shape]]:
     by_kind = {kind: collection.by_gamma(kind) for kind in PARALLEL}
     if max(len(own) for own in by_kind.values()) < 2:
-        return [], []
+        return [], [], []
     drawn = [Series(kind, [(one.gamma, macro(one)) for one in own]) for kind, own in by_kind.items() if own]
     panels = [Panel("Accepted length by gamma", "gamma", "tokens per round, mean of tasks", drawn)]
+    tables = [_lengths("gamma", "gamma", by_kind, lambda one: one.gamma)]
     gains = _gains(by_kind)
     if len(gains) < 2:
-        return panels, []
+        return tables, panels, []
     short, long = published.GAIN_AT_GAMMA[7], published.GAIN_AT_GAMMA[15]
     told = f"{min(short):.0%} to {max(short):.0%} at 7, {min(long):.0%} to {max(long):.0%} at 15"
     values = [100 * gain for _, gain in gains]
-    return panels, [grows("the gain over DFlash grows with gamma", told, values, unit=" %")]
+    return tables, panels, [grows("the gain over DFlash grows with gamma", told, values, unit=" %")]
+
+
+def _lengths(
+    what: str, column: str, by_kind: Mapping[str, Sequence[Member]], size: Callable[[Member], int]
+) -> Table:
+    """The accepted lengths of drafters that differ in one size."""
+    return Table(
+        f"Accepted length by {what}",
+        ("drafter", column, "accept_len", "blocks", "hours"),
+        tuple(
+            (one.kind, str(size(one)), f"{macro(one):.2f}", *training_cells(one))
+            for own in by_kind.values()
+            for one in own
+        ),
+    )
 
 
 def _latency_panel(collection: Collection) -> Panel:

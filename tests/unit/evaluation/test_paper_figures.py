@@ -145,6 +145,19 @@ def test_drafters_that_behave_as_the_papers_have_its_shapes(stored: Path) -> Non
     assert set(expected) <= found.keys()
 
 
+def test_depths_and_gammas_have_a_row_for_each_drafter_with_its_size_and_length(stored: Path) -> None:
+    collection = read_collection(stored)
+    figures = {one.key: one for one in build_figures(collection)}
+    for key, kinds, size in (
+        ("fig3", collection.by_depth, "num_layers"),
+        ("fig4", collection.by_gamma, "gamma"),
+    ):
+        drafters = [one for kind in ("DSpark", "DFlash") for one in kinds(kind)]
+        expected = [(one.kind, str(getattr(one, size)), f"{macro(one):.2f}") for one in drafters]
+        assert [row[:3] for row in figures[key].tables[0].rows] == expected
+        assert len({row[1] for row in expected}) > 1
+
+
 def test_drafters_that_behave_otherwise_are_said_to_differ(tmp_path: Path) -> None:
     store(tmp_path, "dspark", "DSpark", [0.8, 0.7, 0.6, 0.5])
     store(tmp_path, "dflash", "DFlash", [0.9] * 4)
