@@ -30,6 +30,7 @@ from dspark.rounds.policies import POLICIES
 
 if TYPE_CHECKING:
     from dspark.decoding.types import VerifierInfo
+    from dspark.engine.target import TargetEngine
     from dspark.evaluation.generation import Engines, TimedRound
     from dspark.evaluation.speed import Sample, System
     from dspark.evaluation.stock import StockModel
@@ -127,6 +128,7 @@ def _beside(args: argparse.Namespace, models: Models) -> list[Other]:
 
 
 async def _measure(args: argparse.Namespace, models: Models, beside: Sequence[Other]) -> _Measured:
+    from dspark.engine.draft_loading import tapped_layers
     from dspark.evaluation.generation import EnginePlan, LocalDecoder, load_engines
     from dspark.evaluation.raw_matmul import RawMatmuls
     from dspark.evaluation.speed import LoopSystem, in_groups, measure
@@ -151,7 +153,11 @@ async def _measure(args: argparse.Namespace, models: Models, beside: Sequence[Ot
         systems: list[System] = [LoopSystem("plain", plain_decoder, plain)]
         measured.rounds["plain"] = plain_decoder.rounds
         own = [] if models.drafter is None else [Other("dspark", models.drafter, Schedule(args.policy))]
+        targets: dict[tuple[int, ...], TargetEngine] = {}
         for other in (*own, *beside):
+            # One copy of the weights for all that read the same layers: how fast weights are read depends on
+            # where in memory they lie, and of many copies only the first may get huge pages.
+            layers = tapped_layers(other.drafter)
             engines = load_engines(
                 EnginePlan(
                     models.target,
@@ -162,7 +168,9 @@ async def _measure(args: argparse.Namespace, models: Models, beside: Sequence[Ot
                     with_lookup=args.lookup != "off",
                 ),
                 plain.worker,
+                target=targets.get(layers),
             )
+            targets[layers] = engines.target
             decoder = await stack.enter_async_context(LocalDecoder(engines, policy=other.schedule.planner()))
             systems.append(LoopSystem(other.name, decoder, engines))
             measured.rounds[other.name] = decoder.rounds

@@ -93,22 +93,29 @@ class TimedRound:
     wall_s: float
 
 
-def load_engines(plan: EnginePlan, worker: EngineWorker | None = None) -> Engines:
+def load_engines(
+    plan: EnginePlan, worker: EngineWorker | None = None, *, target: TargetEngine | None = None
+) -> Engines:
     """Load target and drafter; without a worker they run on the thread that asks.
+
+    Args:
+        plan: what to load.
+        worker: where they run.
+        target: loaded before, on the same worker, for a drafter that reads the same layers.
 
     Raises:
         ConfigurationError, ModelMismatchError: as the engines say.
     """
     worker = worker or InlineWorker()
-    layer_ids = tapped_layers(plan.drafter) if plan.drafter else None
-    target = worker.post(
-        TargetEngine.load,
-        plan.target,
-        dtype=plan.dtype,
-        target_layer_ids=layer_ids,
-        pool_tokens=plan.pool_tokens,
-        cache_dir=plan.cache_dir,
-    ).result()
+    if target is None:
+        target = worker.post(
+            TargetEngine.load,
+            plan.target,
+            dtype=plan.dtype,
+            target_layer_ids=tapped_layers(plan.drafter) if plan.drafter else None,
+            pool_tokens=plan.pool_tokens,
+            cache_dir=plan.cache_dir,
+        ).result()
     drafter = None
     if plan.drafter is not None:
         is_half = target.info.dtype == "bfloat16"
