@@ -5,8 +5,8 @@ import torch
 
 from dspark.decoding.types import FinishReason
 from dspark.evaluation.calibration_fit import decode_blocks
-from dspark.evaluation.generation import LocalDecoder
-from dspark.evaluation.lossless.tiny import load_tiny_engines
+from dspark.evaluation.generation import EnginePlan, LocalDecoder, load_engines
+from dspark.evaluation.lossless.tiny import load_tiny_engines, write_tiny_pair
 from dspark.evaluation.raw_matmul import RawMatmuls
 from dspark.evaluation.requests import make_requests
 from dspark.evaluation.speed import LoopSystem, StockSystem
@@ -44,6 +44,22 @@ async def test_plain_drafted_and_stock_decoding_make_the_same_texts(tiny):
         assert all(one.wall_s > 0 for one in drafted.rounds)
     assert [len(text) for text in texts[0]] == [12] * 4
     assert texts[0] == texts[1] == texts[2]
+
+
+async def test_two_drafters_take_turns_at_one_target(tmp_path):
+    target, drafter = write_tiny_pair(tmp_path / "one", seed=1)
+    _, other = write_tiny_pair(tmp_path / "two", seed=2)
+    with one_thread():
+        first = load_engines(EnginePlan(target, drafter, dtype="float64"))
+        second = load_engines(EnginePlan(target, other, dtype="float64"), first.worker, target=first.target)
+        assert second.target is first.target
+        async with LocalDecoder(first, policy="fixed") as one, LocalDecoder(second, policy="fixed") as two:
+            texts = []
+            for system in (LoopSystem("one", one, first), LoopSystem("two", two, second)) * 2:
+                texts.append([output.token_ids for output in await system.decode(PROMPTS, 12)])
+            accepted = [decoder.stats.counters.num_accepted_tokens for decoder in (one, two)]
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    assert accepted[0] != accepted[1], "each has its own drafts"
 
 
 async def test_prompt_lookup_makes_the_same_text(tiny):
