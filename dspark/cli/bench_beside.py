@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 
 from dspark.cli.bench_options import find_drafter
 from dspark.errors import ConfigurationError
-from dspark.rounds.policies import POLICIES
+from dspark.rounds.policies import DRAFTING_POLICIES
 
 if TYPE_CHECKING:
     from dspark.rounds.planner import Planner
-
-_DRAFTING = tuple(name for name in POLICIES if name != "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,10 @@ def _read_other(text: str, usual: Schedule) -> Other:
 
 def _read_schedule(text: str, how: str) -> Schedule:
     policy, colon, count = how.partition(":")
-    if policy not in _DRAFTING:
-        raise ConfigurationError(f"--beside {text}: {policy!r} is no policy; choose {', '.join(_DRAFTING)}")
+    if policy not in DRAFTING_POLICIES:
+        raise ConfigurationError(
+            f"--beside {text}: {policy!r} is no policy; choose {', '.join(DRAFTING_POLICIES)}"
+        )
     if not colon:
         return Schedule(policy)
     if policy != "fixed" or not count.isdecimal() or int(count) < 1:

@@ -26,7 +26,7 @@ from dspark.cli.bench_report import Report, finish, print_table, progress
 from dspark.cli.options import add_lookup_option
 from dspark.errors import ConfigurationError
 from dspark.evaluation.verdict import Check, at_least, at_most
-from dspark.rounds.policies import POLICIES
+from dspark.rounds.policies import DRAFTING_POLICIES
 
 if TYPE_CHECKING:
     from dspark.decoding.types import VerifierInfo
@@ -61,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--policy",
-        choices=[name for name in POLICIES if name != "off"],
+        choices=DRAFTING_POLICIES,
         default="auto",
         help="how DSpark schedules (default: auto)",
     )

@@ -8,4 +8,5 @@ PolicyName = Literal["auto", "early-stop", "barrier", "retrospective", "threshol
 # How many cohorts of requests are in flight; see `dspark.scheduling.cohorts`.
 CohortSetting = Literal["auto", "1", "2"]
 POLICIES: tuple[str, ...] = get_args(PolicyName)
+DRAFTING_POLICIES: tuple[str, ...] = tuple(name for name in POLICIES if name != "off")
 COHORT_SETTINGS: tuple[str, ...] = get_args(CohortSetting)

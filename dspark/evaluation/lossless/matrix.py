@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dspark.decoding.types import Acceptance
 from dspark.evaluation.verdict import Check
-from dspark.rounds.policies import POLICIES
+from dspark.rounds.policies import DRAFTING_POLICIES, POLICIES
 
 # Not a policy that ships: other lengths in every round, whatever the confidences.
 ARBITRARY = "any lengths"
@@ -103,5 +103,5 @@ def _cell(cases: Sequence[Case]) -> str:
 
 
 def _place(policy: str) -> int:
-    order = ["off", *(name for name in reversed(POLICIES) if name != "off"), ARBITRARY]
+    order = ["off", *reversed(DRAFTING_POLICIES), ARBITRARY]
     return order.index(policy)

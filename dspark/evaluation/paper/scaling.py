@@ -20,12 +20,7 @@ def depth(collection: Collection) -> Figure | None:
     by_kind = {kind: collection.by_depth(kind) for kind in PARALLEL}
     if max(len(own) for own in by_kind.values()) < 2:
         return None
-    panel = Panel(
-        "Accepted length by depth",
-        "draft layers",
-        "tokens per round, mean of tasks",
-        [Series(kind, [(one.num_layers, macro(one)) for one in own]) for kind, own in by_kind.items() if own],
-    )
+    table, panel = _lengths("depth", "layers", "draft layers", by_kind, lambda one: one.num_layers)
     shapes = [
         grows(f"{kind} accepts more with depth", "so", [macro(one) for one in own])
         for kind, own in by_kind.items()
@@ -36,7 +31,6 @@ def depth(collection: Collection) -> Figure | None:
         deepest = by_kind[DFLASH][-1]
         statement = f"a DSpark drafter of 2 layers above a DFlash drafter of {deepest.num_layers}"
         shapes.append(lies_above(statement, "2 layers above 5", macro(two), macro(deepest)))
-    table = _lengths("depth", "layers", by_kind, lambda one: one.num_layers)
     return Figure("fig3", "Fig. 3: depth", (table,), (panel,), tuple(shapes))
 
 
@@ -54,30 +48,34 @@ def _by_gamma(collection: Collection) -> tuple[list[Table], list[Panel], list[Sh
     by_kind = {kind: collection.by_gamma(kind) for kind in PARALLEL}
     if max(len(own) for own in by_kind.values()) < 2:
         return [], [], []
-    drawn = [Series(kind, [(one.gamma, macro(one)) for one in own]) for kind, own in by_kind.items() if own]
-    panels = [Panel("Accepted length by gamma", "gamma", "tokens per round, mean of tasks", drawn)]
-    tables = [_lengths("gamma", "gamma", by_kind, lambda one: one.gamma)]
+    table, panel = _lengths("gamma", "gamma", "gamma", by_kind, lambda one: one.gamma)
     gains = _gains(by_kind)
     if len(gains) < 2:
-        return tables, panels, []
+        return [table], [panel], []
     short, long = published.GAIN_AT_GAMMA[7], published.GAIN_AT_GAMMA[15]
     told = f"{min(short):.0%} to {max(short):.0%} at 7, {min(long):.0%} to {max(long):.0%} at 15"
     values = [100 * gain for _, gain in gains]
-    return tables, panels, [grows("the gain over DFlash grows with gamma", told, values, unit=" %")]
+    return [table], [panel], [grows("the gain over DFlash grows with gamma", told, values, unit=" %")]
 
 
 def _lengths(
-    what: str, column: str, by_kind: Mapping[str, Sequence[Member]], size: Callable[[Member], int]
-) -> Table:
-    """The accepted lengths of drafters that differ in one size."""
-    return Table(
-        f"Accepted length by {what}",
-        ("drafter", column, "accept_len", "blocks", "hours"),
-        tuple(
-            (one.kind, str(size(one)), f"{macro(one):.2f}", *training_cells(one))
-            for own in by_kind.values()
-            for one in own
-        ),
+    what: str,
+    column: str,
+    axis: str,
+    by_kind: Mapping[str, Sequence[Member]],
+    size: Callable[[Member], int],
+) -> tuple[Table, Panel]:
+    """The accepted lengths of drafters that differ in one size, and their drawing."""
+    title = f"Accepted length by {what}"
+    drawn = [Series(kind, [(size(one), macro(one)) for one in own]) for kind, own in by_kind.items() if own]
+    rows = tuple(
+        (one.kind, str(size(one)), f"{macro(one):.2f}", *training_cells(one))
+        for own in by_kind.values()
+        for one in own
+    )
+    return (
+        Table(title, ("drafter", column, "accept_len", "blocks", "hours"), rows),
+        Panel(title, axis, "tokens per round, mean of tasks", drawn),
     )
 
 
