@@ -94,6 +94,7 @@ class _Measured:
     # of the systems that have rounds
     rounds: dict[str, list[TimedRound]] = field(default_factory=dict)
     raw_s: list[float] = field(default_factory=list)
+    huge_page_share: float | None = None
 
     @property
     def systems(self) -> list[str]:
@@ -129,6 +130,7 @@ def _beside(args: argparse.Namespace, models: Models) -> list[Other]:
 
 async def _measure(args: argparse.Namespace, models: Models, beside: Sequence[Other]) -> _Measured:
     from dspark.engine.draft_loading import tapped_layers
+    from dspark.engine.huge_pages import huge_page_share
     from dspark.evaluation.generation import EnginePlan, LocalDecoder, load_engines
     from dspark.evaluation.raw_matmul import RawMatmuls
     from dspark.evaluation.speed import LoopSystem, in_groups, measure
@@ -156,7 +158,7 @@ async def _measure(args: argparse.Namespace, models: Models, beside: Sequence[Ot
         targets: dict[tuple[int, ...], TargetEngine] = {}
         for other in (*own, *beside):
             # One copy of the weights for all that read the same layers: how fast weights are read depends on
-            # where in memory they lie, and of many copies only the first may get huge pages.
+            # where in memory they lie.
             layers = tapped_layers(other.drafter)
             engines = load_engines(
                 EnginePlan(
@@ -180,6 +182,7 @@ async def _measure(args: argparse.Namespace, models: Models, beside: Sequence[Ot
         measured.samples = await measure(
             systems, groups, max_new_tokens=args.tokens, repeats=args.repeats, after_group=time_matmuls
         )
+        measured.huge_page_share = huge_page_share()
     plain.worker.shutdown()
     return measured
 
@@ -209,6 +212,7 @@ def _of_rounds(measured: _Measured, name: str) -> dict[str, Any]:
 def _report(args: argparse.Namespace, models: Models, measured: _Measured) -> Report:
     import torch
 
+    from dspark.engine.huge_pages import small_pages_sentence
     from dspark.evaluation import speed_figures as figures
 
     speeds = {name: figures.system_speed(measured.samples, name) for name in measured.systems}
@@ -240,10 +244,12 @@ def _report(args: argparse.Namespace, models: Models, measured: _Measured) -> Re
             **ours.get("dspark", _NOTHING),
             "plain_round_ms": figures.round_times(measured.rounds["plain"]),
             "raw_matmul_ms": 1e3 * median(measured.raw_s),
+            "huge_page_share": measured.huge_page_share,
             "beside": {name: own for name, own in ours.items() if name != "dspark"},
         },
         ratios=ratios,
         checks=checks,
+        notes=[note] if (note := small_pages_sentence(measured.huge_page_share)) else [],
     )
 
 

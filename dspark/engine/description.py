@@ -9,6 +9,7 @@ from typing import Any
 
 from dspark.decoding.types import StepCost, VerifierInfo
 from dspark.engine.exactness import check_exactness
+from dspark.engine.huge_pages import huge_page_share, small_pages_sentence
 from dspark.engine.loading import LoadedTarget
 from dspark.engine.measurements import Measurements
 from dspark.engine.pages import PagePool
@@ -36,8 +37,13 @@ def describe(target: LoadedTarget, pool: PagePool) -> VerifierInfo:
 def measured(
     info: VerifierInfo, target: LoadedTarget, pool: PagePool, measurements: Measurements
 ) -> VerifierInfo:
-    """Add the exactness check, made anew at every start, and the cost of steps, measured once per machine."""
+    """Add the exactness check, made anew at every start, and the cost of steps, measured once per machine.
+
+    Warns where weights lie on small pages, which makes steps slower.
+    """
     exactness = check_exactness(target, pool)
+    if sentence := small_pages_sentence(huge_page_share()):
+        _log.warning("%s", sentence)
     name = f"step-cost-{info.dtype}"
     step_cost = _known(measurements.recall(name))
     if not step_cost:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dspark.engine.kernels.native import NativeKernels, PackedWeight, load_kernels
+from dspark.engine.kernels.native import HUGE_PAGE, NativeKernels, PackedWeight, load_kernels
 
 # oneDNN weights packed for one row give bit-identical rows at every row count; larger hints are faster from
 # 32 rows on but not exact.
@@ -71,14 +71,21 @@ class WeightArena:
         self.kernels = kernels
         self._is_int8 = is_int8
         self._chunk = torch.empty(0, dtype=torch.uint8)
+        # bytes of the chunk that are taken, and that lie on pages already
+        self._taken = self._backed = 0
 
     def _take(self, size: int) -> Tensor:
-        if size > self._chunk.numel():
+        if self._taken + size > self._chunk.numel():
             self._chunk = self.kernels.allocate(max(size, _CHUNK_BYTES))
+            self._taken = self._backed = 0
+        start = self._taken
         # Each weight begins on a line of the cache.
-        end = -(-size // _LINE_BYTES) * _LINE_BYTES
-        taken, self._chunk = self._chunk[:size], self._chunk[end:]
-        return taken
+        self._taken = start + -(-size // _LINE_BYTES) * _LINE_BYTES
+        if self._taken > self._backed:
+            backed = -(-self._taken // HUGE_PAGE) * HUGE_PAGE
+            self.kernels.gather_huge(self._chunk[self._backed : backed])
+            self._backed = backed
+        return self._chunk[start : start + size]
 
     def pack(self, weight: Tensor, *, is_gated: bool = False) -> PackedWeight:
         """The weight packed into memory of this arena; see `NativeKernels.pack`."""

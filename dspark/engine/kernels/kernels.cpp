@@ -8,6 +8,22 @@
 
 using namespace dspark;
 
+namespace {
+
+struct Span {
+  void* start;
+  size_t size;
+};
+
+// The whole huge pages inside a range.
+Span huge_span(void* start, size_t size) {
+  const uintptr_t huge = 2 << 20, begin = ((uintptr_t)start + huge - 1) / huge * huge;
+  const uintptr_t end = ((uintptr_t)start + size) / huge * huge;
+  return {(void*)begin, end > begin ? end - begin : 0};
+}
+
+}  // namespace
+
 extern "C" {
 
 void dspark_attend(int dtype, const AttentionArgs* args) {
@@ -49,10 +65,24 @@ void dspark_matmul(const MatmulArgs* args) { matmul(*args); }
 
 // Ask for huge pages: streaming weights over small ones loses a quarter of the memory bandwidth.
 void dspark_advise_huge(void* start, size_t size) {
-  const uintptr_t huge = 2 << 20, begin = ((uintptr_t)start + huge - 1) / huge * huge;
-  const uintptr_t end = ((uintptr_t)start + size) / huge * huge;
+  const Span span = huge_span(start, size);
 #ifdef MADV_HUGEPAGE
-  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+  if (span.size) madvise(span.start, span.size, MADV_HUGEPAGE);
+#endif
+}
+
+// Touch memory that was advised and gather what came as small pages, which a fault gives readily where free
+// memory lies in pieces. A kernel before 6.1 cannot gather; it leaves the pages as they came.
+void dspark_gather_huge(void* start, size_t size) {
+  const Span span = huge_span(start, size);
+  for (size_t at = 0; at < span.size; at += 4096) {
+    volatile char* byte = (volatile char*)span.start + at;
+    *byte = *byte;
+  }
+#ifdef MADV_COLLAPSE
+  if (span.size) madvise(span.start, span.size, MADV_COLLAPSE);
+#elif defined(__linux__)
+  if (span.size) madvise(span.start, span.size, 25);
 #endif
 }
 

@@ -22,7 +22,7 @@ _PAGE_SIZE = 16
 _BLOCK_INPUTS = 32
 _BLOCK_OUTPUTS = 32
 _SCALE_BYTES = 4
-_HUGE_PAGE = 2 << 20
+HUGE_PAGE = 2 << 20
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -127,12 +127,13 @@ class NativeKernels:
         self._best_two = handle.dspark_best_two
         self._matmul = self.function("dspark_matmul")
         self._pack_weight = self.function("dspark_pack_weight")
-        self._advise_huge = handle.dspark_advise_huge
+        self._advise_huge, self._gather_huge = handle.dspark_advise_huge, handle.dspark_gather_huge
         for function in (self._attend, self._write_pages, self._add_norm, self._silu_mul, self._best_two):
             function.argtypes = (ctypes.c_int, _pointer)
             function.restype = None
-        self._advise_huge.argtypes = (_pointer, ctypes.c_size_t)
-        self._advise_huge.restype = None
+        for function in (self._advise_huge, self._gather_huge):
+            function.argtypes = (_pointer, ctypes.c_size_t)
+            function.restype = None
         # whether our matmul was built for this CPU (AMX, AVX512-BF16 or AVX2)
         self.has_matmul = bool(handle.dspark_can_matmul())
         # whether it gains from weights of 8 bits (AVX2)
@@ -157,15 +158,20 @@ class NativeKernels:
         return self.has_matmul and is_kind and weight.shape[1] % _BLOCK_INPUTS == 0
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Uninitialised memory on huge pages, as bytes, aligned to 64."""
-        memory = torch.empty(num_bytes + _HUGE_PAGE, dtype=torch.uint8)
-        self._advise_huge(memory.data_ptr(), memory.numel())
-        skip = -memory.data_ptr() % (_HUGE_PAGE if num_bytes >= _HUGE_PAGE else 64)
-        return memory[skip : skip + num_bytes]
+        """Untouched memory that asks for huge pages, as bytes: as many whole ones as hold `num_bytes`."""
+        size = -(-num_bytes // HUGE_PAGE) * HUGE_PAGE
+        memory = torch.empty(size + HUGE_PAGE, dtype=torch.uint8)
+        self.advise_huge(memory)
+        skip = -memory.data_ptr() % HUGE_PAGE
+        return memory[skip : skip + size]
 
     def advise_huge(self, tensor: Tensor) -> None:
         """Ask for huge pages under a large tensor that was not written yet."""
         self._advise_huge(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+    def gather_huge(self, memory: Tensor) -> None:
+        """Put the whole huge pages inside this memory, which was advised, on huge pages now."""
+        self._gather_huge(memory.data_ptr(), memory.numel() * memory.element_size())
 
     @staticmethod
     def packed_bytes(weight: Tensor, *, is_int8: bool = False) -> int:
