@@ -9,30 +9,29 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from dspark.engine.kernels.arguments import c_float, c_int32, c_int64, c_pointer
 from dspark.engine.kernels.native import NativeKernels, PackedWeight
 from dspark.models.config import EMBEDDING_TAP
-
-_pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
 class _LayerArgs(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in ("input_norm", "attention_norm", "query_norm", "key_norm")),
-        *((name, _pointer) for name in ("qkv", "qkv_bias", "output", "output_bias")),
-        *((name, _pointer) for name in ("gated", "down", "down_bias", "key_pages", "value_pages")),
-        ("tap", _int64),
+        *((name, c_pointer) for name in ("input_norm", "attention_norm", "query_norm", "key_norm")),
+        *((name, c_pointer) for name in ("qkv", "qkv_bias", "output", "output_bias")),
+        *((name, c_pointer) for name in ("gated", "down", "down_bias", "key_pages", "value_pages")),
+        ("tap", c_int64),
     )
 
 
 class _DecoderArgs(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in ("layers", "final_norm", "residual", "hidden", "taps")),
-        *((name, _pointer) for name in ("delta", "heads", "attended", "gated")),
-        *((name, _pointer) for name in ("slots", "row_request", "page_table", "kv_lens", "cos", "sin")),
-        *((name, _int64) for name in ("num_rows", "table_width", "tap_stride")),
-        *((name, _int32) for name in ("num_layers", "hidden_size", "intermediate_size")),
-        *((name, _int32) for name in ("num_heads", "num_kv_heads", "head_dim", "num_threads", "is_int8")),
-        *((name, _float) for name in ("scale", "norm_eps")),
+        *((name, c_pointer) for name in ("layers", "final_norm", "residual", "hidden", "taps")),
+        *((name, c_pointer) for name in ("delta", "heads", "attended", "gated")),
+        *((name, c_pointer) for name in ("slots", "row_request", "page_table", "kv_lens", "cos", "sin")),
+        *((name, c_int64) for name in ("num_rows", "table_width", "tap_stride")),
+        *((name, c_int32) for name in ("num_layers", "hidden_size", "intermediate_size")),
+        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "num_threads", "is_int8")),
+        *((name, c_float) for name in ("scale", "norm_eps")),
     )
 
 

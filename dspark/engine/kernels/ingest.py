@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dspark.engine.kernels.arguments import c_float, c_int32, c_int64, c_pointer
 from dspark.engine.kernels.native import NativeKernels, PackedWeight
-
-_pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 # The rows of a round are read while the scheduler is at work on another core: a helper only gets in its way.
 _ROWS_OF_ONE_THREAD = 16
@@ -19,13 +18,13 @@ _ROWS_OF_ONE_THREAD = 16
 
 class _IngestArgs(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in ("features", "fuse", "fused_norm", "keys_values")),
-        *((name, _pointer) for name in ("key_norms", "key_pages", "value_pages")),
-        *((name, _pointer) for name in ("slots", "cos", "sin", "fused", "normed", "heads")),
-        ("num_rows", _int64),
-        *((name, _int32) for name in ("num_layers", "feature_size", "hidden_size")),
-        *((name, _int32) for name in ("num_kv_heads", "head_dim", "num_threads", "is_int8")),
-        ("norm_eps", _float),
+        *((name, c_pointer) for name in ("features", "fuse", "fused_norm", "keys_values")),
+        *((name, c_pointer) for name in ("key_norms", "key_pages", "value_pages")),
+        *((name, c_pointer) for name in ("slots", "cos", "sin", "fused", "normed", "heads")),
+        ("num_rows", c_int64),
+        *((name, c_int32) for name in ("num_layers", "feature_size", "hidden_size")),
+        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "num_threads", "is_int8")),
+        ("norm_eps", c_float),
     )
 
 
@@ -96,4 +95,4 @@ class NativeContext:
 
 
 def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (_pointer * len(tensors))(*(one.data_ptr() for one in tensors))
+    return (c_pointer * len(tensors))(*(one.data_ptr() for one in tensors))

@@ -8,19 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dspark.engine.kernels.arguments import c_float, c_int32, c_int64, c_pointer
 from dspark.engine.kernels.native import NativeKernels, PackedWeight
-
-_pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
 class _MarkovArgs(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in ("base_logits", "embeddings", "packed", "token_map", "anchors")),
-        *((name, _pointer) for name in ("first_slots", "embedded", "inputs", "biases", "token_ids")),
-        *((name, _pointer) for name in ("hidden", "confidence_row", "confidences")),
-        ("num_requests", _int64),
-        *((name, _int32) for name in ("rank", "num_draft_tokens", "hidden_size", "num_threads", "is_int8")),
-        ("confidence_bias", _float),
+        *((name, c_pointer) for name in ("base_logits", "embeddings", "packed", "token_map", "anchors")),
+        *((name, c_pointer) for name in ("first_slots", "embedded", "inputs", "biases", "token_ids")),
+        *((name, c_pointer) for name in ("hidden", "confidence_row", "confidences")),
+        ("num_requests", c_int64),
+        *((name, c_int32) for name in ("rank", "num_draft_tokens", "hidden_size", "num_threads", "is_int8")),
+        ("confidence_bias", c_float),
     )
 
 

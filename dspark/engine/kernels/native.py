@@ -13,6 +13,15 @@ import torch
 from torch import Tensor
 
 from dspark.cache import default_cache_dir
+from dspark.engine.kernels.arguments import (
+    AttentionArgs,
+    BestTwoArgs,
+    GateArgs,
+    MatmulArgs,
+    NormArgs,
+    PackArgs,
+    c_pointer,
+)
 from dspark.engine.kernels.build import build_kernels
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -23,60 +32,6 @@ _BLOCK_INPUTS = 32
 _BLOCK_OUTPUTS = 32
 _SCALE_BYTES = 4
 HUGE_PAGE = 2 << 20
-
-_pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-
-
-class _AttentionArgs(ctypes.Structure):
-    _fields_ = (
-        *((name, _pointer) for name in ("query", "key", "value", "out", "key_pages", "value_pages")),
-        *((name, _pointer) for name in ("slots", "row_request", "page_table", "kv_lens")),
-        *((name, _pointer) for name in ("cos", "sin", "query_norm", "key_norm")),
-        *((name, _int64) for name in ("query_stride", "key_stride", "value_stride")),
-        *((name, _int64) for name in ("num_rows", "table_width")),
-        *((name, _int32) for name in ("num_heads", "num_kv_heads", "head_dim", "num_threads")),
-        *((name, _float) for name in ("scale", "norm_eps")),
-    )
-
-
-class _NormArgs(ctypes.Structure):
-    _fields_ = (
-        *((name, _pointer) for name in ("residual", "delta", "weight", "out")),
-        ("num_rows", _int64),
-        *((name, _int32) for name in ("hidden_size", "num_threads")),
-        ("eps", _float),
-    )
-
-
-class _GateArgs(ctypes.Structure):
-    _fields_ = (
-        *((name, _pointer) for name in ("gate_up", "out")),
-        ("num_rows", _int64),
-        *((name, _int32) for name in ("intermediate_size", "num_threads")),
-    )
-
-
-class _MatmulArgs(ctypes.Structure):
-    _fields_ = (
-        *((name, _pointer) for name in ("x", "packed", "bias", "out")),
-        *((name, _int64) for name in ("x_stride", "num_rows")),
-        *((name, _int32) for name in ("in_features", "out_features", "num_threads", "is_gated", "is_int8")),
-    )
-
-
-class _BestTwoArgs(ctypes.Structure):
-    _fields_ = (
-        *((name, _pointer) for name in ("rows", "places", "best", "second")),
-        *((name, _int64) for name in ("num_rows", "width")),
-        ("num_threads", _int32),
-    )
-
-
-class _PackArgs(ctypes.Structure):
-    _fields_ = (
-        *((name, _pointer) for name in ("weight", "packed")),
-        *((name, _int32) for name in ("in_features", "out_features", "is_gated", "num_threads", "is_int8")),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +84,10 @@ class NativeKernels:
         self._pack_weight = self.function("dspark_pack_weight")
         self._advise_huge, self._gather_huge = handle.dspark_advise_huge, handle.dspark_gather_huge
         for function in (self._attend, self._write_pages, self._add_norm, self._silu_mul, self._best_two):
-            function.argtypes = (ctypes.c_int, _pointer)
+            function.argtypes = (ctypes.c_int, c_pointer)
             function.restype = None
         for function in (self._advise_huge, self._gather_huge):
-            function.argtypes = (_pointer, ctypes.c_size_t)
+            function.argtypes = (c_pointer, ctypes.c_size_t)
             function.restype = None
         # whether our matmul was built for this CPU (AMX, AVX512-BF16 or AVX2)
         self.has_matmul = bool(handle.dspark_can_matmul())
@@ -142,7 +97,7 @@ class NativeKernels:
     def function(self, name: str) -> Callable[..., None]:
         """An entry point that takes one pointer to its arguments."""
         function = getattr(self._handle, name)
-        function.argtypes = (_pointer,)
+        function.argtypes = (c_pointer,)
         function.restype = None
         return cast(Callable[..., None], function)
 
@@ -194,7 +149,7 @@ class NativeKernels:
         assert not is_gated or num_rows % _BLOCK_OUTPUTS == 0, f"{num_rows} gates and ups"
         weight = weight.contiguous()
         threads = torch.get_num_threads()
-        args = _PackArgs(weight.data_ptr(), memory.data_ptr(), width, num_rows, is_gated, threads, is_int8)
+        args = PackArgs(weight.data_ptr(), memory.data_ptr(), width, num_rows, is_gated, threads, is_int8)
         self._pack_weight(ctypes.byref(args))
         return PackedWeight(memory, width, num_rows, is_gated, is_int8)
 
@@ -203,7 +158,7 @@ class NativeKernels:
         num_rows = x.shape[0]
         width = packed.out_features // 2 if packed.is_gated else packed.out_features
         out = torch.empty((num_rows, width), dtype=torch.bfloat16)
-        args = _MatmulArgs(
+        args = MatmulArgs(
             x.data_ptr(),
             packed.words.data_ptr(),
             None if bias is None else bias.data_ptr(),
@@ -233,7 +188,7 @@ class NativeKernels:
         slots, row_request, page_table, kv_lens = layout
         num_rows, num_heads, head_dim = query.shape
         out = torch.empty((num_rows, num_heads, head_dim), dtype=query.dtype)
-        args = _AttentionArgs(
+        args = AttentionArgs(
             *(tensor.data_ptr() for tensor in (query, key, value, out, *pages)),
             *(tensor.data_ptr() for tensor in (slots, row_request, page_table, kv_lens)),
         )
@@ -258,7 +213,7 @@ class NativeKernels:
         transform: HeadTransform | None = None,
     ) -> None:
         """Write keys and values to their slots."""
-        args = _AttentionArgs(key=key.data_ptr(), value=value.data_ptr(), slots=slots.data_ptr())
+        args = AttentionArgs(key=key.data_ptr(), value=value.data_ptr(), slots=slots.data_ptr())
         _set_transform(args, transform)
         args.key_pages, args.value_pages = pages[0].data_ptr(), pages[1].data_ptr()
         args.key_stride, args.value_stride = key.stride(0), value.stride(0)
@@ -269,7 +224,7 @@ class NativeKernels:
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """`residual += delta` in place, then RMSNorm of it; all [T, H], contiguous, H a multiple of 16."""
         out = torch.empty_like(residual)
-        args = _NormArgs(
+        args = NormArgs(
             residual.data_ptr(),
             None if delta is None else delta.data_ptr(),
             weight.data_ptr(),
@@ -286,7 +241,7 @@ class NativeKernels:
         """`silu(gate) * up` for contiguous rows [T, 2 * I] that hold gate, then up; I a multiple of 16."""
         num_rows, width = gate_up.shape
         out = torch.empty((num_rows, width // 2), dtype=gate_up.dtype)
-        args = _GateArgs(gate_up.data_ptr(), out.data_ptr(), num_rows, width // 2, torch.get_num_threads())
+        args = GateArgs(gate_up.data_ptr(), out.data_ptr(), num_rows, width // 2, torch.get_num_threads())
         self._silu_mul(_DTYPES[gate_up.dtype], ctypes.byref(args))
         return out
 
@@ -297,12 +252,12 @@ class NativeKernels:
         places = torch.empty(num_rows, dtype=torch.int64)
         best, second = torch.empty(num_rows), torch.empty(num_rows)
         pointers = (one.data_ptr() for one in (rows, places, best, second))
-        args = _BestTwoArgs(*pointers, num_rows, width, torch.get_num_threads())
+        args = BestTwoArgs(*pointers, num_rows, width, torch.get_num_threads())
         self._best_two(_DTYPES[rows.dtype], ctypes.byref(args))
         return places, best, second
 
 
-def _set_transform(args: _AttentionArgs, transform: HeadTransform | None) -> None:
+def _set_transform(args: AttentionArgs, transform: HeadTransform | None) -> None:
     if transform is None:
         return
     args.cos, args.sin = transform.cos.data_ptr(), transform.sin.data_ptr()
