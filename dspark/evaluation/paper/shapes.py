@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 # Two shares differ when they are so many standard errors apart: by chance alone once in 370 comparisons.
 ERRORS = 3.0
@@ -65,9 +66,11 @@ def lies_above(statement: str, published: str, upper: float, lower: float) -> Sh
 
 
 def grows(statement: str, published: str, values: Sequence[float], *, unit: str = "") -> Shape:
-    """Values of which the last is above the first."""
+    """Values of which, as printed, none is below the one before it and the last is above the first."""
     told = " ".join(f"{value:.2f}{unit}" for value in values)
-    return Shape(statement, published, told, values[-1] > values[0])
+    shown = [round(value, 2) for value in values]
+    never_falls = all(later >= earlier for earlier, later in pairwise(shown))
+    return Shape(statement, published, told, never_falls and shown[-1] > shown[0])
 
 
 def _told(first: Share, last: Share) -> str:
