@@ -16,7 +16,9 @@ _GRID = np.exp(np.linspace(np.log(0.2), np.log(5.0), 33))
 # Calibration errors of N blocks closer than this over sqrt(N) are as good as equal.
 _NOISE = 0.1
 LARGEST_OFFSET = 8.0
-_BISECTIONS = 24
+# of an offset, and the most steps towards it: as many as halving takes
+_PRECISION = 1e-6
+_MOST_STEPS = 24
 
 
 def expected_calibration_error(
@@ -129,15 +131,23 @@ def _fit_position(
 
 
 def _offset_of_mean(scaled: npt.NDArray[np.float64], before: npt.NDArray[np.float64], wanted: float) -> float:
-    """The b with mean(before * sigmoid(scaled + b)) = wanted, by bisection: the mean rises with b."""
-    low, high = -LARGEST_OFFSET, LARGEST_OFFSET
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        if float((before * sigmoid(scaled + middle)).mean()) < wanted:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
+    """The b with mean(before * sigmoid(scaled + b)) = wanted, within the largest offsets.
+
+    Newton's method, halving the interval where a step would leave it: the mean rises with b.
+    """
+    low, high, offset = -LARGEST_OFFSET, LARGEST_OFFSET, 0.0
+    for _ in range(_MOST_STEPS):
+        chances = sigmoid(scaled + offset)
+        weighted = before * chances
+        excess = float(weighted.mean()) - wanted
+        low, high = (offset, high) if excess < 0 else (low, offset)
+        slope = float((weighted * (1.0 - chances)).mean())
+        step = offset - excess / slope if slope > 0 else high
+        following = step if low < step < high else 0.5 * (low + high)
+        if abs(following - offset) < _PRECISION:
+            return following
+        offset = following
+    return offset
 
 
 def sigmoid(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

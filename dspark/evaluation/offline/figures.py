@@ -143,19 +143,38 @@ def figures_of(results: Results, thresholds: Sequence[float] = THRESHOLDS) -> Fi
         results: of an evaluation.
         thresholds: of the sweep, where it was not run.
     """
+    sweeps = sweeps_of(results, thresholds)
+    qualities, fits = qualities_of(results)
+    return Figures(group_figures_of(results), sweeps, qualities, fits, tuple(_notes(results, sweeps, fits)))
+
+
+def group_figures_of(results: Results) -> tuple[GroupFigures, ...]:
+    """Accepted lengths of every group at every temperature."""
     groups = groups_of(results.tasks)
-    found: list[GroupFigures] = []
-    sweeps: list[GroupSweep] = []
-    qualities: list[GroupQuality] = []
-    fits: list[FittedScaling] = []
-    for temperature in results.temperatures:
-        found += _group_figures(results, temperature, groups)
-        sweeps += _sweeps(results, temperature, groups, thresholds)
-        own, fitted = _qualities(results, temperature, groups)
-        qualities += own
-        fits += fitted
-    return Figures(
-        tuple(found), tuple(sweeps), tuple(qualities), tuple(fits), tuple(_notes(results, sweeps, fits))
+    return tuple(
+        figures
+        for temperature in results.temperatures
+        for figures in _group_figures(results, temperature, groups)
+    )
+
+
+def sweeps_of(results: Results, thresholds: Sequence[float] = THRESHOLDS) -> tuple[GroupSweep, ...]:
+    """Every group under each threshold; `thresholds` are those of a sweep that was not run."""
+    groups = groups_of(results.tasks)
+    return tuple(
+        sweep
+        for temperature in results.temperatures
+        for sweep in _sweeps(results, temperature, groups, thresholds)
+    )
+
+
+def qualities_of(results: Results) -> tuple[tuple[GroupQuality, ...], tuple[FittedScaling, ...]]:
+    """Predicted survivals of every group, calibrated each way, and the scalings fitted for that."""
+    groups = groups_of(results.tasks)
+    found = [_qualities(results, temperature, groups) for temperature in results.temperatures]
+    return (
+        tuple(one for qualities, _ in found for one in qualities),
+        tuple(one for _, fits in found for one in fits),
     )
 
 

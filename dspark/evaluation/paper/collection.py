@@ -12,12 +12,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigurationError
 from dspark.evaluation.head_latency import RoundLatency
-from dspark.evaluation.offline.figures import Figures, figures_of
+from dspark.evaluation.offline.figures import (
+    GroupFigures,
+    GroupQuality,
+    GroupSweep,
+    group_figures_of,
+    qualities_of,
+    sweeps_of,
+)
 from dspark.evaluation.offline.results import FILE, Results, read_results
 from dspark.training.metrics import FILE_NAME as METRICS
 from dspark.training.metrics import read_metrics
@@ -43,9 +51,9 @@ class Learned:
     committed: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Member:
-    """One drafter.
+    """One drafter. What is computed from its results is computed when it is first asked for.
 
     Attributes:
         name: of its directory.
@@ -61,7 +69,6 @@ class Member:
     kind: str
     num_layers: int
     results: Results
-    figures: Figures
     blocks: int | None = None
     hours: float | None = None
     speed: float | None = None
@@ -71,6 +78,21 @@ class Member:
     def gamma(self) -> int:
         """Drafts of a whole block."""
         return self.results.gamma
+
+    @cached_property
+    def groups(self) -> tuple[GroupFigures, ...]:
+        """Accepted lengths by task, by domain and over all."""
+        return group_figures_of(self.results)
+
+    @cached_property
+    def sweeps(self) -> tuple[GroupSweep, ...]:
+        """The same groups under thresholds on the confidence."""
+        return sweeps_of(self.results)
+
+    @cached_property
+    def qualities(self) -> tuple[GroupQuality, ...]:
+        """How well its confidences are calibrated."""
+        return qualities_of(self.results)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +225,6 @@ def _read_member(path: Path, speed: float | None) -> Member:
         kind=setup["kind"],
         num_layers=int(setup["layers"]),
         results=results,
-        figures=figures_of(results),
         blocks=setup.get("trained_blocks"),
         hours=setup.get("trained_hours"),
         speed=speed,

@@ -80,6 +80,6 @@ def _told(kind: str, domain: str) -> str:
 def _domains_of(members: Sequence[Member]) -> list[str]:
     return list(
         dict.fromkeys(
-            one.group.name for member in members for one in member.figures.groups if one.group.level == DOMAIN
+            one.group.name for member in members for one in member.groups if one.group.level == DOMAIN
         )
     )

@@ -19,7 +19,7 @@ def threshold(collection: Collection) -> Figure | None:
     member = collection.reference
     own = [
         one
-        for one in member.figures.sweeps
+        for one in member.sweeps
         if one.temperature == temperature_of(member) and one.group.level == DOMAIN
     ]
     if not own:
@@ -60,7 +60,7 @@ def reliability(collection: Collection) -> Figure | None:
     member = collection.reference
     own = [
         one
-        for one in member.figures.qualities
+        for one in member.qualities
         if one.temperature == temperature_of(member) and one.group.level == ALL and one.quality.positions
     ]
     if not own:

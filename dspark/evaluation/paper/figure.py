@@ -39,7 +39,7 @@ def temperature_of(member: Member) -> float:
 def group_of(member: Member, level: str, name: str, temperature: float | None = None) -> GroupFigures | None:
     """Figures of a group, at the paper's temperature if none is named."""
     wanted = temperature_of(member) if temperature is None else temperature
-    for one in member.figures.groups:
+    for one in member.groups:
         if (one.group.level, one.group.name, one.temperature) == (level, name, wanted):
             return one
     return None
@@ -63,7 +63,7 @@ def tasks_of(members: Sequence[Member]) -> list[str]:
     """Tasks that any of them was evaluated on, in the paper's order, others behind them."""
     known = [name for tasks in BENCHMARKS.values() for name in tasks]
     found = dict.fromkeys(
-        one.group.name for member in members for one in member.figures.groups if one.group.level == TASK
+        one.group.name for member in members for one in member.groups if one.group.level == TASK
     )
     return [*(name for name in known if name in found), *(name for name in found if name not in known)]
 
