@@ -150,3 +150,5 @@ def print_figures(report: Report) -> None:
     rows = [[name, *(f"{own[part]:.2f}" for part in parts)] for name, own in rounds.items() if own]
     print_table(["ms per round", *parts], rows)
     print(f"  all linear layers, one row: {figures['raw_matmul_ms']:.2f} ms")
+    if figures["huge_page_share"] is not None:
+        print(f"  memory for weights and keys on huge pages: {figures['huge_page_share']:.0%}")

@@ -54,7 +54,6 @@ def _machine_findings(machine: Machine) -> Iterator[Finding]:
     yield Finding("processor", f"{machine.cpu_model}, {machine.num_cores} cores, {platform.machine()}")
     yield Finding("bfloat16", _bfloat16(machine))
     yield Finding("memory", f"{machine.memory_bytes / 2**30:.1f} GiB")
-    yield Finding("huge pages", _huge_pages(machine))
     yield Finding("GPU", "; ".join(machine.gpus) or "none")
     yield Finding(
         "compiler", machine.compiler or "no g++: attention runs in torch, with the same results but slower"
@@ -138,17 +137,6 @@ def _bfloat16(machine: Machine) -> str:
             "weights are rounded to 8 bits"
         )
     return "no instructions for it"
-
-
-def _huge_pages(machine: Machine) -> str:
-    if machine.huge_pages == "never":
-        return (
-            "never: weights lie on small pages, so every step is slower; "
-            "write madvise to /sys/kernel/mm/transparent_hugepage/enabled"
-        )
-    if not machine.huge_pages:
-        return "this system has none, or does not tell"
-    return f"{machine.huge_pages}: weights lie on them, so they are read at full bandwidth"
 
 
 def _dtype_sentence(machine: Machine) -> str:

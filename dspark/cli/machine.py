@@ -29,8 +29,6 @@ class Machine:
     gpus: tuple[str, ...]
     # the one that builds the kernels
     compiler: str | None
-    # what the system does where a program asks for huge pages: always, madvise, never; empty: not known
-    huge_pages: str = ""
 
 
 def read_machine() -> Machine:
@@ -45,7 +43,6 @@ def read_machine() -> Machine:
         can_widen={"avx2", "fma"} <= flags,
         gpus=_gpus(),
         compiler=shutil.which("g++"),
-        huge_pages=_huge_pages(),
     )
 
 
@@ -87,15 +84,6 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _huge_pages() -> str:
-    """The mode in brackets of, say, `always [madvise] never`."""
-    try:
-        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
-    except OSError:
-        return ""
-    return text.partition("[")[2].partition("]")[0]
 
 
 def _gpus() -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _SMAPS = Path("/proc/self/smaps")
-# below it, steps of the target are noticeably slower
+# below it, steps of the target are slower: by about a tenth where all pages are small
 _GOOD_SHARE = 0.9
 
 
@@ -15,8 +15,8 @@ def small_pages_sentence(share: float | None) -> str:
     if share is None or share >= _GOOD_SHARE:
         return ""
     return (
-        f"only {share:.0%} of the memory for weights and keys lies on huge pages, so steps are slower than "
-        "this machine allows; see that /sys/kernel/mm/transparent_hugepage/enabled says madvise or always, "
+        f"only {share:.0%} of the memory for weights and keys lies on huge pages, so steps may be up to a "
+        "tenth slower; see that /sys/kernel/mm/transparent_hugepage/enabled says madvise or always, "
         "and write 1 to /proc/sys/vm/compact_memory before the start"
     )
 

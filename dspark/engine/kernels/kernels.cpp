@@ -63,7 +63,7 @@ void dspark_pack_weight(const PackArgs* args) { pack_weight(*args); }
 
 void dspark_matmul(const MatmulArgs* args) { matmul(*args); }
 
-// Ask for huge pages: streaming weights over small ones loses a quarter of the memory bandwidth.
+// Ask for huge pages: weights are read slower over small ones.
 void dspark_advise_huge(void* start, size_t size) {
   const Span span = huge_span(start, size);
 #ifdef MADV_HUGEPAGE

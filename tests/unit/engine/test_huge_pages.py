@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dspark.cli.machine import read_machine
 from dspark.engine.huge_pages import huge_page_share, small_pages_sentence
 from dspark.engine.kernels.native import HUGE_PAGE, NativeKernels, load_kernels
 from dspark.engine.linear import WeightArena, open_arena
@@ -64,9 +63,11 @@ def test_a_small_share_is_worth_a_sentence_that_says_the_mend() -> None:
     assert "/proc/sys/vm/compact_memory" in sentence
 
 
-@pytest.mark.skipif(read_machine().huge_pages != "madvise", reason="small pages come only where asked for")
 def test_memory_that_came_as_small_pages_is_gathered_on_huge_ones(cache_dir: Path) -> None:
     _, kernels = arena_or_skip(cache_dir)
+    mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not mode.exists() or "[always]" in mode.read_text():
+        pytest.skip("memory comes on huge pages without being asked for, or there are none")
     size = 8 * HUGE_PAGE
     numbers = torch.arange(size // 8)
     memory = torch.frombuffer(
@@ -77,8 +78,8 @@ def test_memory_that_came_as_small_pages_is_gathered_on_huge_ones(cache_dir: Pat
     before = _huge_kibibytes(memory.data_ptr() + size // 2)
     kernels.gather_huge(memory)
     after = _huge_kibibytes(memory.data_ptr() + size // 2)
-    assert before == 0
-    assert after >= 4 * HUGE_PAGE >> 10, f"{after} KiB"
+    # the area may have neighbours in it that lie on huge pages already
+    assert after - before >= 4 * HUGE_PAGE >> 10, f"{before} KiB, then {after} KiB"
     assert torch.equal(memory, numbers)
 
 
