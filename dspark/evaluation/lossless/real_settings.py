@@ -111,4 +111,5 @@ def _rescored(
     scored = Rescored.of(
         rescore(judge, request, output, margin) for request, output in zip(requests, outputs, strict=True)
     )
-    return Check(name, scored.found, f"the choice, or within {margin:g} of it", not scored.outside)
+    wanted = f"the choice, or within {margin:g} of it; log-probabilities within {2 * margin:g}"
+    return Check(name, scored.found, wanted, not scored.outside)
