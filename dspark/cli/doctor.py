@@ -131,16 +131,16 @@ def _target(options: UpOptions) -> Finding:
 def _bfloat16(machine: Machine) -> str:
     if machine.bf16_flags:
         return ", ".join(machine.bf16_flags)
-    if machine.can_widen:
+    if machine.widening:
         return (
-            "no instructions for it; AVX2 multiplies it as floats, widened in registers, and a drafter's "
-            "weights are rounded to 8 bits"
+            f"no instructions for it; {machine.widening} multiplies it as floats, widened in registers, and "
+            "a drafter's weights are rounded to 8 bits"
         )
     return "no instructions for it"
 
 
 def _dtype_sentence(machine: Machine) -> str:
-    if machine.bf16_flags or (machine.can_widen and machine.compiler):
+    if machine.bf16_flags or (machine.widening and machine.compiler):
         return "bfloat16 is expected to win; the verifier measures both at its start"
     return "float32 is expected to win without bfloat16 instructions; the verifier measures both at its start"
 

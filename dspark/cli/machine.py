@@ -24,8 +24,8 @@ class Machine:
     memory_bytes: int
     # those of _BF16_FLAGS the processor has
     bf16_flags: tuple[str, ...]
-    # bfloat16 weights are widened in registers and multiplied as floats
-    can_widen: bool
+    # the vectors in which bfloat16 weights are widened and multiplied as floats: AVX-512, AVX2 or none
+    widening: str | None
     gpus: tuple[str, ...]
     # the one that builds the kernels
     compiler: str | None
@@ -40,10 +40,16 @@ def read_machine() -> Machine:
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         bf16_flags=tuple(flag for flag in _BF16_FLAGS if flag in flags),
-        can_widen={"avx2", "fma"} <= flags,
+        widening=_widening(flags),
         gpus=_gpus(),
         compiler=shutil.which("g++"),
     )
+
+
+def _widening(flags: set[str]) -> str | None:
+    if "avx512f" in flags:
+        return "AVX-512"
+    return "AVX2" if {"avx2", "fma"} <= flags else None
 
 
 def store_binary() -> Path:

@@ -20,7 +20,8 @@ class DrafterSettings(ServiceSettings):
     target: Path = Field(description="Hugging Face directory of the target it was trained for.")
     dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Type of weights and context.")
     allow_int8: bool = Field(
-        True, description="Whether weights may be rounded to 8 bits where that makes drafts faster (AVX2)."
+        True,
+        description="Whether weights may be rounded to 8 bits where drafts gain: no bfloat16 instructions.",
     )
     pool_tokens: int = Field(131072, ge=16, description="Context tokens of all requests together.")
     cache_dir: Path | None = Field(None, description="Directory for built kernels.")

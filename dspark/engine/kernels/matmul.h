@@ -1,12 +1,13 @@
 // x @ weight.T for rows in bfloat16 with float sums, for weights packed once. Bound by reading the weights: what matters is
-// one sequential stream over huge pages, which AMX tiles, AVX512-BF16 or, for a few rows, AVX2 then consume as fast
-// as it comes.
+// one sequential stream over huge pages, which AMX tiles, AVX512-BF16 or, for a few rows, AVX-512 or AVX2 then consume
+// as fast as it comes.
 //
 // Exactness: an output element is summed over k in one order, whatever the number of rows or threads.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "amx.h"
@@ -264,25 +265,28 @@ inline void multiply(const MatmulArgs& a, const BFloat16* x, int64_t stride, int
 
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kAheadBytes = 2048;
-constexpr int kMostRows = 6;  // 12 sums, 2 weights and an input fill the 16 registers
+constexpr int kSums = 2;                     // registers of sums of one row
+constexpr int kChains = kRegisterLanes / 8;  // sums of one output: the even inputs and the odd ones apart, or one
+// Of 16 registers, 12 sums, 2 weights and an input leave none. Of 32, more would fit, but the pointers to more rows do not.
+constexpr int kMostRows = kChains == 2 ? 8 : 6;
 constexpr int kMostGroups = 4;  // groups of rows that take turns with each half of a block
-
-typedef float Float8 __attribute__((vector_size(32)));
-typedef uint32_t Word8 __attribute__((vector_size(32)));
 
 inline bool can_matmul() { return true; }
 inline bool can_matmul_int8() { return true; }
 
-// Adds one input per row times 16 weights.
+// Adds input k per row times 16 weights, the first of them in `low` and the last in `high`: one register, or two.
 template <int R>
-inline __attribute__((always_inline)) void add_products(const float* x, int64_t stride, Float8 low, Float8 high,
-                                                        Float8 (&sums)[R][2]) {
+inline __attribute__((always_inline)) void add_products(const float* x, int64_t stride, int k, RegisterVec low,
+                                                        RegisterVec high, RegisterVec (&sums)[R][kSums]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
-    const float one = x[r * stride];
-    const Float8 input = {one, one, one, one, one, one, one, one};
-    sums[r][0] += input * low;
-    sums[r][1] += input * high;
+    const float one = x[r * stride + k];
+    if (kChains == 2) {
+      sums[r][k % 2] += one * low;
+    } else {
+      sums[r][0] += one * low;
+      sums[r][1] += one * high;
+    }
   }
 }
 
@@ -300,7 +304,9 @@ template <bool IsReadOnce>
 struct BFloat16Words {
   static constexpr int kInputs = 2;  // neighbouring inputs whose weights are in one word
   static constexpr int kLocality = IsReadOnce ? 0 : 3;
-  static Float8 weights(Word8 words, int input) { return (Float8)(input ? words & 0xffff0000u : words << 16); }
+  static RegisterVec weights(RegisterWords words, int input) {
+    return (RegisterVec)(input ? words & 0xffff0000u : words << 16);
+  }
 };
 
 // Of pack_int8: the weight of an input times 2^24 over its output's scale. What lies below it in the word was taken into
@@ -309,9 +315,8 @@ struct BFloat16Words {
 struct Int8Words {
   static constexpr int kInputs = 4;
   static constexpr int kLocality = 3;
-  static Float8 weights(Word8 words, int input) {
-    typedef int32_t Number8 __attribute__((vector_size(32)));
-    return __builtin_convertvector((Number8)(words << (24 - 8 * input)), Float8);
+  static RegisterVec weights(RegisterWords words, int input) {
+    return __builtin_convertvector((RegisterInts)(words << (24 - 8 * input)), RegisterVec);
   }
 };
 
@@ -321,30 +326,35 @@ struct Int8Words {
 template <int R, class Words>
 __attribute__((noinline)) void multiply_half(const float* x, int64_t stride, const void* packed, int64_t K,
                                              Prefetch prefetch, float* out) {
-  Float8 sums[R][2] = {};
+  RegisterVec sums[R][kSums] = {};
   const char* line = (const char*)packed;
   for (int64_t k = 0; k < K; k += Words::kInputs, line += kLineBytes) {
-    Word8 low, high;
+    RegisterWords low, high;
     std::memcpy(&low, line, sizeof low);
-    std::memcpy(&high, line + sizeof low, sizeof high);
+    std::memcpy(&high, line + kLineBytes - sizeof high, sizeof high);
     __builtin_prefetch(prefetch.start, 0, Words::kLocality);
     prefetch.start += prefetch.step;
 #pragma GCC unroll 4
     for (int input = 0; input < Words::kInputs; input++)
-      add_products<R>(x + k + input, stride, Words::weights(low, input), Words::weights(high, input), sums);
+      add_products<R>(x + k, stride, input, Words::weights(low, input), Words::weights(high, input), sums);
   }
-  for (int r = 0; r < R; r++)
-    for (int part = 0; part < 2; part++) std::memcpy(out + r * kBlockN + part * 8, &sums[r][part], sizeof(Float8));
+  for (int r = 0; r < R; r++) {
+    if (kChains == 2) sums[r][0] += sums[r][1];
+    std::memcpy(out + r * kBlockN, &sums[r], sizeof(float) * 16);
+  }
 }
 
 typedef void (*MultiplyHalf)(const float*, int64_t, const void*, int64_t, Prefetch, float*);
 
+template <class Words, int... Before>
+inline MultiplyHalf rows_of(int rows, std::integer_sequence<int, Before...>) {
+  static constexpr MultiplyHalf kByRows[] = {multiply_half<Before + 1, Words>...};
+  return kByRows[rows - 1];
+}
+
 template <class Words>
 inline MultiplyHalf rows_of(int rows) {
-  static_assert(kMostRows == 6, "one of each");
-  static constexpr MultiplyHalf kByRows[] = {multiply_half<1, Words>, multiply_half<2, Words>, multiply_half<3, Words>,
-                                             multiply_half<4, Words>, multiply_half<5, Words>, multiply_half<6, Words>};
-  return kByRows[rows - 1];
+  return rows_of<Words>(rows, std::make_integer_sequence<int, kMostRows>());
 }
 
 inline MultiplyHalf rows_of(int rows, bool is_int8, bool is_read_once) {

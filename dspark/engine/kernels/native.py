@@ -89,9 +89,9 @@ class NativeKernels:
         for function in (self._advise_huge, self._gather_huge):
             function.argtypes = (c_pointer, ctypes.c_size_t)
             function.restype = None
-        # whether our matmul was built for this CPU (AMX, AVX512-BF16 or AVX2)
+        # whether our matmul was built for this CPU (AMX, AVX512-BF16, AVX-512 or AVX2)
         self.has_matmul = bool(handle.dspark_can_matmul())
-        # whether it gains from weights of 8 bits (AVX2)
+        # whether it gains from weights of 8 bits (without instructions for bfloat16)
         self.has_int8 = bool(handle.dspark_can_matmul_int8())
 
     def function(self, name: str) -> Callable[..., None]:
