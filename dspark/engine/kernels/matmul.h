@@ -298,8 +298,9 @@ struct Prefetch {
 
 // What the words of a half block hold. A bfloat16 is the upper half of a float.
 //
-// Weights that are read once leave no trace in the shared cache (locality 0): a step of the target does not throw out
-// the drafter and the interpreter, which are about to run.
+// Weights that are read once leave no trace in the shared cache (locality 0) where its vectors are short: a step of the
+// target does not throw out the drafter and the interpreter, which are about to run. The CPUs with AVX-512 that come here
+// read weights much slower around their shared cache than through it, even where they are many times as large.
 template <bool IsReadOnce>
 struct BFloat16Words {
   static constexpr int kInputs = 2;  // neighbouring inputs whose weights are in one word
@@ -359,7 +360,8 @@ inline MultiplyHalf rows_of(int rows) {
 
 inline MultiplyHalf rows_of(int rows, bool is_int8, bool is_read_once) {
   if (is_int8) return rows_of<Int8Words>(rows);
-  return is_read_once ? rows_of<BFloat16Words<true>>(rows) : rows_of<BFloat16Words<false>>(rows);
+  constexpr bool kIsKept = kChains == 2;
+  return is_read_once ? rows_of<BFloat16Words<!kIsKept>>(rows) : rows_of<BFloat16Words<false>>(rows);
 }
 
 // The first group of rows waits for memory and the others do not: each fetches its share of the weights that come
