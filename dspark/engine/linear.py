@@ -135,11 +135,11 @@ def can_pack(weight: Tensor) -> bool:
         return False
     if not _has_onednn():
         return False
-    return weight.dtype == torch.float32 or has_fast_bfloat16()
+    return weight.dtype == torch.float32 or has_onednn_bfloat16()
 
 
-def has_fast_bfloat16() -> bool:
-    """Whether torch multiplies bfloat16 by kernels made for this CPU."""
+def has_onednn_bfloat16() -> bool:
+    """Whether torch multiplies bfloat16 by oneDNN here: packed, if not always fast."""
     return _has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

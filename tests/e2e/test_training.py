@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 
 from dspark.cache import default_cache_dir
 from dspark.engine.kernels.native import load_kernels
+from dspark.training.precision import training_dtype
 from dspark.training.responses import chat_prompt_ids
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import TextTokenizer
@@ -188,9 +189,10 @@ def test_two_processes_with_a_shard_each_learn_what_one_does_killed_or_not(
     options = ("--features", str(features), "--steps", "30", "--checkpoint-steps", "5")
     options = (*options, "--sharding", "fsdp2")
     finish(start(TORCHRUN, target, folder / "shards", *options))
-    # The norm of the gradients, by which they are clipped, is summed in another order.
+    # The norm of the gradients, which clips them, is summed in another order; bfloat16 makes more of it.
+    apart = 1e-4 if training_dtype() == torch.float32 else 2e-3
     for name, value in trained(alone).items():
-        torch.testing.assert_close(trained(folder / "shards")[name], value, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(trained(folder / "shards")[name], value, rtol=1e-3, atol=apart)
     killed = folder / "killed-shards"
     dying = start(TORCHRUN, target, killed, *options)
     kill_worker_once(dying, (killed / "trainer.pt").is_file)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dspark.models.checkpoint import build_drafter
 from dspark.models.drafter import DSparkDrafter
+from dspark.training import precision
 from dspark.training.blocks import BlockBatch
 from dspark.training.fused_loss import load_fused_loss
 from dspark.training.losses import LossWeights, Teacher
@@ -131,6 +132,22 @@ def test_muon_takes_the_longer_side_of_a_matrix_in_blocks(turn: bool) -> None:
     assert torch.linalg.svdvals(update).max() > 1.4
 
 
-def test_the_dtype_is_what_torch_multiplies_fast_here() -> None:
-    has_fast_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert training_dtype() == (torch.bfloat16 if has_fast_bfloat16 else torch.float32)
+@pytest.mark.parametrize(
+    ("flags", "has_onednn", "dtype"),
+    [
+        ("flags: fma avx2", False, torch.float32),
+        # torch multiplies it there, but by float32 products and conversions
+        ("flags: avx512f avx512_vnni", True, torch.float32),
+        ("flags: avx512f avx512_bf16", True, torch.bfloat16),
+        ("flags: avx512f amx_bf16", True, torch.bfloat16),
+        ("flags: avx512f amx_bf16", False, torch.float32),
+        ("Features: asimd bf16", True, torch.bfloat16),
+        ("", True, torch.float32),
+    ],
+)
+def test_bfloat16_needs_instructions_that_torch_uses(
+    monkeypatch: pytest.MonkeyPatch, flags: str, has_onednn: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(precision, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(precision, "has_onednn_bfloat16", lambda: has_onednn)
+    assert training_dtype() == dtype
