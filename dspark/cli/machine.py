@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dspark.errors import ConfigurationError
-
-# Flags of /proc/cpuinfo that decide how fast bfloat16 matrix products are.
-_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
+from dspark.processor import bfloat16_flags, cpuinfo, instruction_sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class Machine:
     cpu_model: str
     num_cores: int
     memory_bytes: int
-    # those of _BF16_FLAGS the processor has
+    # of the instructions that multiply bfloat16
     bf16_flags: tuple[str, ...]
     # the vectors in which bfloat16 weights are widened and multiplied as floats: AVX-512, AVX2 or none
     widening: str | None
@@ -33,14 +31,12 @@ class Machine:
 
 def read_machine() -> Machine:
     """Look at this machine."""
-    cpuinfo = _cpuinfo()
-    flags = set(cpuinfo.get("flags", cpuinfo.get("Features", "")).split())
     return Machine(
-        cpu_model=cpuinfo.get("model name", "unknown processor"),
+        cpu_model=cpuinfo().get("model name", "unknown processor"),
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        bf16_flags=tuple(flag for flag in _BF16_FLAGS if flag in flags),
-        widening=_widening(flags),
+        bf16_flags=bfloat16_flags(),
+        widening=_widening(instruction_sets()),
         gpus=_gpus(),
         compiler=shutil.which("g++"),
     )
@@ -80,16 +76,6 @@ def port_holder_sentence(port: int, option: str) -> str | None:
         except OSError as error:
             return f"port {port} cannot be used ({error.strerror}); choose another with {option}"
     return None
-
-
-def _cpuinfo() -> dict[str, str]:
-    """Entries of the first processor."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _gpus() -> tuple[str, ...]:

@@ -6,12 +6,9 @@ from typing import TypeVar
 
 import torch
 
-from dspark.engine.kernels.build import cpu_flags
 from dspark.engine.linear import has_onednn_bfloat16
 from dspark.models.drafter import Drafter
-
-# Flags of /proc/cpuinfo that tell of instructions for products of bfloat16: x86's two, and ARM's.
-_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+from dspark.processor import bfloat16_flags
 
 _Drafter = TypeVar("_Drafter", bound=Drafter)
 
@@ -23,8 +20,7 @@ def training_dtype() -> torch.dtype:
     AMD EPYC with AVX2, 63 against 250 to 350 of an Intel Xeon with AVX-512), so there half the memory traffic
     buys nothing.
     """
-    has_instructions = not _BFLOAT16_FLAGS.isdisjoint(cpu_flags().split())
-    return torch.bfloat16 if has_instructions and has_onednn_bfloat16() else torch.float32
+    return torch.bfloat16 if bfloat16_flags() and has_onednn_bfloat16() else torch.float32
 
 
 def set_training_dtype(drafter: _Drafter, dtype: torch.dtype) -> _Drafter:

@@ -9,6 +9,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from dspark.processor import cpuinfo
+
 # -march=native: the library is keyed by the CPU's flags and never leaves the machine it was built on.
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17", "-Wno-psabi")
 _BUILD_TIMEOUT_S = 120
@@ -70,14 +72,5 @@ def _key(source: Path, executable: str) -> str:
 
 def cpu_flags() -> str:
     """The model name and instruction sets of this CPU, as Linux tells them; empty elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
     wanted = ("model name", "flags", "Features", "CPU part")
-    first: dict[str, str] = {}
-    for line in lines:
-        name, _, text = line.partition(":")
-        if name.strip() in wanted:
-            first.setdefault(name.strip(), text.strip())
-    return "; ".join(first.values())
+    return "; ".join(value for name, value in cpuinfo().items() if name in wanted)

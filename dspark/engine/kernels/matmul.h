@@ -304,7 +304,7 @@ struct Prefetch {
 template <bool IsReadOnce>
 struct BFloat16Words {
   static constexpr int kInputs = 2;  // neighbouring inputs whose weights are in one word
-  static constexpr int kLocality = IsReadOnce ? 0 : 3;
+  static constexpr int kLocality = IsReadOnce && kRegisterLanes == 8 ? 0 : 3;
   static RegisterVec weights(RegisterWords words, int input) {
     return (RegisterVec)(input ? words & 0xffff0000u : words << 16);
   }
@@ -341,7 +341,7 @@ __attribute__((noinline)) void multiply_half(const float* x, int64_t stride, con
   }
   for (int r = 0; r < R; r++) {
     if (kChains == 2) sums[r][0] += sums[r][1];
-    std::memcpy(out + r * kBlockN, &sums[r], sizeof(float) * 16);
+    std::memcpy(out + r * kBlockN, &sums[r], sizeof(float) * kLanes);
   }
 }
 
@@ -360,8 +360,7 @@ inline MultiplyHalf rows_of(int rows) {
 
 inline MultiplyHalf rows_of(int rows, bool is_int8, bool is_read_once) {
   if (is_int8) return rows_of<Int8Words>(rows);
-  constexpr bool kIsKept = kChains == 2;
-  return is_read_once ? rows_of<BFloat16Words<!kIsKept>>(rows) : rows_of<BFloat16Words<false>>(rows);
+  return is_read_once ? rows_of<BFloat16Words<true>>(rows) : rows_of<BFloat16Words<false>>(rows);
 }
 
 // The first group of rows waits for memory and the others do not: each fetches its share of the weights that come

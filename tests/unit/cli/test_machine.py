@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dspark import processor
 from dspark.cli import machine
 
 
@@ -19,11 +20,11 @@ from dspark.cli import machine
 def test_the_widest_vectors_that_multiply_floats_widen_weights(
     monkeypatch: pytest.MonkeyPatch, flags: str, widening: str | None
 ) -> None:
-    monkeypatch.setattr(machine, "_cpuinfo", lambda: {"flags": flags})
+    monkeypatch.setattr(processor, "cpuinfo", lambda: {"flags": flags})
     found = machine.read_machine()
     assert (found.widening, found.bf16_flags) == (widening, ())
 
 
 def test_instructions_for_bfloat16_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_cpuinfo", lambda: {"flags": "avx512f amx_bf16 avx512_bf16"})
+    monkeypatch.setattr(processor, "cpuinfo", lambda: {"flags": "avx512f amx_bf16 avx512_bf16"})
     assert machine.read_machine().bf16_flags == ("avx512_bf16", "amx_bf16")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dspark import processor
 from dspark.models.checkpoint import build_drafter
 from dspark.models.drafter import DSparkDrafter
 from dspark.training import precision
@@ -133,21 +134,21 @@ def test_muon_takes_the_longer_side_of_a_matrix_in_blocks(turn: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "has_onednn", "dtype"),
+    ("cpuinfo", "has_onednn", "dtype"),
     [
-        ("flags: fma avx2", False, torch.float32),
+        ({"flags": "fma avx2"}, False, torch.float32),
         # torch multiplies it there, but by float32 products and conversions
-        ("flags: avx512f avx512_vnni", True, torch.float32),
-        ("flags: avx512f avx512_bf16", True, torch.bfloat16),
-        ("flags: avx512f amx_bf16", True, torch.bfloat16),
-        ("flags: avx512f amx_bf16", False, torch.float32),
-        ("Features: asimd bf16", True, torch.bfloat16),
-        ("", True, torch.float32),
+        ({"flags": "avx512f avx512_vnni"}, True, torch.float32),
+        ({"flags": "avx512f avx512_bf16"}, True, torch.bfloat16),
+        ({"flags": "avx512f amx_bf16"}, True, torch.bfloat16),
+        ({"flags": "avx512f amx_bf16"}, False, torch.float32),
+        ({"Features": "asimd bf16"}, True, torch.bfloat16),
+        ({}, True, torch.float32),
     ],
 )
 def test_bfloat16_needs_instructions_that_torch_uses(
-    monkeypatch: pytest.MonkeyPatch, flags: str, has_onednn: bool, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, cpuinfo: dict[str, str], has_onednn: bool, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(precision, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(processor, "cpuinfo", lambda: cpuinfo)
     monkeypatch.setattr(precision, "has_onednn_bfloat16", lambda: has_onednn)
     assert training_dtype() == dtype
