@@ -23,12 +23,13 @@
 namespace dspark {
 
 constexpr int kBlockN = 32;             // outputs of one block: two tiles of 16
+constexpr int kStripe = 2 * kRegisterLanes;  // outputs whose sums of one row are two registers: a block, or half of it
 constexpr int kPiecesPerThread = 8;     // so that no thread waits long for the last one
 constexpr int kTileSize = 16 * kTileK;  // numbers of one tile
 
 struct MatmulArgs {
   const void* x;       // [T, K], row t at x + t * x_stride
-  const void* packed;  // [N / 32, tiles, 16 (pair), 16 (output), 2], N padded with zeros; see tile_of
+  const void* packed;  // [N / 32, words of a block], N padded with zeros; see word_of
   const void* bias;    // [N] or null
   void* out;           // [T, N]; with is_gated [T, N / 2]
   int64_t x_stride, num_rows;
@@ -43,13 +44,13 @@ struct PackArgs {
   int32_t in_features, out_features, is_gated, num_threads, is_int8;
 };
 
-// Place of a tile in its block: 16 outputs after the other where they are multiplied one after the other (one
-// unbroken stream), side by side where all of a block are.
-inline int64_t tile_of(int64_t step, int64_t half, int64_t K) {
+// Place in its block of the word with inputs 2 * pair and 2 * pair + 1 of output n: stripe after stripe where they are
+// multiplied one after the other (one unbroken stream), or the tiles of a block by turns, [K / 32][2][16 (pair)][16 (n)].
+inline int64_t word_of(int64_t pair, int64_t n, [[maybe_unused]] int64_t K) {
 #if DSPARK_FMA
-  return half * (K / kTileK) + step;
+  return (n / kStripe * (K / 2) + pair) * kStripe + n % kStripe;
 #else
-  return step * 2 + half;
+  return (pair / 16 * 2 + n / 16) * kTileSize / 2 + pair % 16 * 16 + n % 16;
 #endif
 }
 
@@ -73,13 +74,13 @@ inline void pack_bfloat16(const PackArgs& a) {
       for (int64_t pair = 0; pair < K / 2; pair++) {
         uint32_t word = 0;
         if (row >= 0) std::memcpy(&word, weight + row * K + pair * 2, sizeof word);
-        out[tile_of(pair / 16, n / 16, K) * kTileSize / 2 + pair % 16 * 16 + n % 16] = word;
+        out[word_of(pair, n, K)] = word;
       }
     }
   });
 }
 
-// Bytes of a block of pack_int8: [2 halves][K / 4][16 outputs] words of four weights, then the 32 factors of the sums.
+// Bytes of a block of pack_int8: [stripes][K / 4][kStripe] words of four weights, then the 32 factors of the sums.
 inline int64_t int8_block_bytes(int64_t K) { return kBlockN * (K + (int64_t)sizeof(float)); }
 
 // Four weights in units of the scale as one word, the first in its lowest byte. A byte is read with all that lies below
@@ -110,8 +111,8 @@ inline void pack_int8(const PackArgs& a) {
       }
       const float per_weight = most > 0.0f ? 127.0f / most : 0.0f;
       for (float& unit : units) unit *= per_weight;
-      uint32_t* out = (uint32_t*)(packed + n / 16 * 16 * K) + n % 16;
-      for (int64_t k = 0; k < K; k += 4) out[k / 4 * 16] = four_weights(&units[k]);
+      uint32_t* out = (uint32_t*)(packed + n / kStripe * kStripe * K) + n % kStripe;
+      for (int64_t k = 0; k < K; k += 4) out[k / 4 * kStripe] = four_weights(&units[k]);
       factors[n] = std::ldexp(most / 127.0f, -24);
     }
   });
@@ -263,40 +264,39 @@ inline void multiply(const MatmulArgs& a, const BFloat16* x, int64_t stride, int
 
 #elif DSPARK_FMA
 
-constexpr int64_t kLineBytes = 64;
+constexpr int64_t kCacheLine = 64;
+constexpr int64_t kStepBytes = 4 * kStripe;  // a word of each output of a stripe
 constexpr int64_t kAheadBytes = 2048;
-constexpr int kSums = 2;                     // registers of sums of one row
-constexpr int kChains = kRegisterLanes / 8;  // sums of one output: the even inputs and the odd ones apart, or one
+// How much further the cache of the second level is asked to fetch. With AVX-512 products are so fast that the first level
+// alone does not have enough lines on their way; with AVX2 nothing is fetched twice.
+constexpr int64_t kFurtherBytes = kRegisterLanes == 16 ? 4096 : 0;
+constexpr int kSums = 2;  // registers of sums of one row
 // Of 16 registers, 12 sums, 2 weights and an input leave none. Of 32, more would fit, but the pointers to more rows do not.
-constexpr int kMostRows = kChains == 2 ? 8 : 6;
-constexpr int kMostGroups = 4;  // groups of rows that take turns with each half of a block
+constexpr int kMostRows = kRegisterLanes == 16 ? 8 : 6;
+constexpr int kMostGroups = 4;  // groups of rows that take turns with each stripe
 
 inline bool can_matmul() { return true; }
 inline bool can_matmul_int8() { return true; }
 
-// Adds input k per row times 16 weights, the first of them in `low` and the last in `high`: one register, or two.
+// Adds input k per row times a stripe of weights, two registers.
 template <int R>
 inline __attribute__((always_inline)) void add_products(const float* x, int64_t stride, int k, RegisterVec low,
                                                         RegisterVec high, RegisterVec (&sums)[R][kSums]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
     const float one = x[r * stride + k];
-    if (kChains == 2) {
-      sums[r][k % 2] += one * low;
-    } else {
-      sums[r][0] += one * low;
-      sums[r][1] += one * high;
-    }
+    sums[r][0] += one * low;
+    sums[r][1] += one * high;
   }
 }
 
-// What to ask memory for while one half block is multiplied: `step` bytes further with every line of weights.
+// What to ask memory for while one stripe is multiplied: `step` bytes further with every cache line of weights.
 struct Prefetch {
   const char* start;
   int64_t step;
 };
 
-// What the words of a half block hold. A bfloat16 is the upper half of a float.
+// What the words of a stripe hold. A bfloat16 is the upper half of a float.
 //
 // Weights that are read once leave no trace in the shared cache (locality 0) where its vectors are short: a step of the
 // target does not throw out the drafter and the interpreter, which are about to run. The CPUs with AVX-512 that come here
@@ -321,53 +321,60 @@ struct Int8Words {
   }
 };
 
-// [R][16] sums of half a block.
+template <class Words>
+inline __attribute__((always_inline)) void fetch(Prefetch& prefetch) {
+#pragma GCC unroll 2
+  for (int64_t line = 0; line < kStepBytes; line += kCacheLine, prefetch.start += prefetch.step) {
+    __builtin_prefetch(prefetch.start, 0, Words::kLocality);
+    if (kFurtherBytes) __builtin_prefetch(prefetch.start + kFurtherBytes, 0, 2);
+  }
+}
+
+// [R][kStripe] sums of a stripe.
 //
 // Not inlined: among other code GCC spills the sums, and the loop takes four times as long.
 template <int R, class Words>
-__attribute__((noinline)) void multiply_half(const float* x, int64_t stride, const void* packed, int64_t K,
-                                             Prefetch prefetch, float* out) {
+__attribute__((noinline)) void multiply_stripe(const float* x, int64_t stride, const void* packed, int64_t K,
+                                               Prefetch prefetch, float* out) {
   RegisterVec sums[R][kSums] = {};
-  const char* line = (const char*)packed;
-  for (int64_t k = 0; k < K; k += Words::kInputs, line += kLineBytes) {
+  const char* step = (const char*)packed;
+  for (int64_t k = 0; k < K; k += Words::kInputs, step += kStepBytes) {
     RegisterWords low, high;
-    std::memcpy(&low, line, sizeof low);
-    std::memcpy(&high, line + kLineBytes - sizeof high, sizeof high);
-    __builtin_prefetch(prefetch.start, 0, Words::kLocality);
-    prefetch.start += prefetch.step;
+    std::memcpy(&low, step, sizeof low);
+    std::memcpy(&high, step + sizeof low, sizeof high);
+    fetch<Words>(prefetch);
 #pragma GCC unroll 4
     for (int input = 0; input < Words::kInputs; input++)
       add_products<R>(x + k, stride, input, Words::weights(low, input), Words::weights(high, input), sums);
   }
-  for (int r = 0; r < R; r++) {
-    if (kChains == 2) sums[r][0] += sums[r][1];
-    std::memcpy(out + r * kBlockN, &sums[r], sizeof(float) * kLanes);
-  }
+  for (int r = 0; r < R; r++)
+    for (int part = 0; part < kSums; part++)
+      std::memcpy(out + r * kBlockN + part * kRegisterLanes, &sums[r][part], sizeof sums[r][part]);
 }
 
-typedef void (*MultiplyHalf)(const float*, int64_t, const void*, int64_t, Prefetch, float*);
+typedef void (*MultiplyStripe)(const float*, int64_t, const void*, int64_t, Prefetch, float*);
 
 template <class Words, int... Before>
-inline MultiplyHalf rows_of(int rows, std::integer_sequence<int, Before...>) {
-  static constexpr MultiplyHalf kByRows[] = {multiply_half<Before + 1, Words>...};
+inline MultiplyStripe rows_of(int rows, std::integer_sequence<int, Before...>) {
+  static constexpr MultiplyStripe kByRows[] = {multiply_stripe<Before + 1, Words>...};
   return kByRows[rows - 1];
 }
 
 template <class Words>
-inline MultiplyHalf rows_of(int rows) {
+inline MultiplyStripe rows_of(int rows) {
   return rows_of<Words>(rows, std::make_integer_sequence<int, kMostRows>());
 }
 
-inline MultiplyHalf rows_of(int rows, bool is_int8, bool is_read_once) {
+inline MultiplyStripe rows_of(int rows, bool is_int8, bool is_read_once) {
   if (is_int8) return rows_of<Int8Words>(rows);
   return is_read_once ? rows_of<BFloat16Words<true>>(rows) : rows_of<BFloat16Words<false>>(rows);
 }
 
 // The first group of rows waits for memory and the others do not: each fetches its share of the weights that come
 // next, so that memory is never idle. A lone group fetches a little ahead of itself.
-inline Prefetch prefetch_of(const char* half, int64_t bytes, int64_t group, int64_t groups) {
-  if (groups == 1) return {half + kAheadBytes, kLineBytes};
-  return {half + bytes + bytes * group / groups, kLineBytes / groups};
+inline Prefetch prefetch_of(const char* stripe, int64_t bytes, int64_t group, int64_t groups) {
+  if (groups == 1) return {stripe + kAheadBytes, kCacheLine};
+  return {stripe + bytes + bytes * group / groups, kCacheLine / groups};
 }
 
 inline void scale_sums(float* sums, int64_t rows, const float* scales) {
@@ -379,23 +386,24 @@ inline void scale_sums(float* sums, int64_t rows, const float* scales) {
 }
 
 inline void multiply(const MatmulArgs& a, const float* x, int64_t stride, int64_t block) {
-  const int64_t K = a.in_features, half_bytes = 16 * K * (a.is_int8 ? 1 : sizeof(BFloat16));
-  const char* packed = (const char*)a.packed + block * (a.is_int8 ? int8_block_bytes(K) : 2 * half_bytes);
+  const int64_t K = a.in_features, weight_bytes = a.is_int8 ? 1 : sizeof(BFloat16);
+  const int64_t stripe_bytes = kStripe * K * weight_bytes, all_bytes = kBlockN * K * weight_bytes;
+  const char* packed = (const char*)a.packed + block * (a.is_int8 ? int8_block_bytes(K) : all_bytes);
   alignas(64) float sums[kMostGroups * kMostRows * kBlockN];
   for (int64_t first = 0; first < a.num_rows; first += kMostGroups * kMostRows) {
     const int64_t rows = std::min<int64_t>(a.num_rows - first, kMostGroups * kMostRows);
     const int64_t groups = (rows + kMostRows - 1) / kMostRows;
-    for (int half = 0; half < 2; half++)
+    for (int stripe = 0; stripe < kBlockN / kStripe; stripe++)
       for (int64_t group = 0; group < groups; group++) {
         // Groups of nearly one size: a group of one row costs as much as one of three.
         const int64_t begin = rows * group / groups, end = rows * (group + 1) / groups;
-        const char* weights = packed + half * half_bytes;
-        const Prefetch prefetch = prefetch_of(weights, half_bytes, group, groups);
-        float* out = sums + begin * kBlockN + half * 16;
-        const MultiplyHalf multiply_rows = rows_of(end - begin, a.is_int8, groups == 1);
+        const char* weights = packed + stripe * stripe_bytes;
+        const Prefetch prefetch = prefetch_of(weights, stripe_bytes, group, groups);
+        float* out = sums + begin * kBlockN + stripe * kStripe;
+        const MultiplyStripe multiply_rows = rows_of(end - begin, a.is_int8, groups == 1);
         multiply_rows(x + (first + begin) * stride, stride, weights, K, prefetch, out);
       }
-    if (a.is_int8) scale_sums(sums, rows, (const float*)(packed + 2 * half_bytes));
+    if (a.is_int8) scale_sums(sums, rows, (const float*)(packed + all_bytes));
     finish_block(a, sums, first, rows, block);
   }
 }
