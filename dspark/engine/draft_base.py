@@ -150,12 +150,12 @@ class PagedDraftEngine(ABC):
             context.is_in_use = True
         self._ingest(contexts)
         asked = [one for one, _ in fitting]
-        slots = BlockSlots.of([min(one.max_drafts, self._config.gamma) for one in asked])
-        blocks, logits = self._blocks(asked, contexts, slots)
+        counts = [min(one.max_drafts, self._config.gamma) for one in asked]
+        blocks, logits = self._blocks(asked, contexts, counts)
         if self._online is not None:
-            for number, (one, context) in enumerate(fitting):
+            for (one, context), found in zip(fitting, logits, strict=True):
                 self._online.note(one, context.last_block)
-                context.last_block = PastBlock(one.base_committed_len, logits[slots.rows(number)])
+                context.last_block = PastBlock(one.base_committed_len, found)
         return blocks
 
     def calibration_errors(self) -> dict[str, Sequence[float]]:
@@ -163,14 +163,14 @@ class PagedDraftEngine(ABC):
         return {} if self._online is None else self._online.errors()
 
     @abstractmethod
-    def _write(self, rows: Tensor, spans: Sequence[ContextSpan], positions: Tensor, slots: Tensor) -> None:
-        """Write keys and values of features: rows [T, L*H] at absolute positions and pool slots [T]."""
+    def _write(self, rows: Tensor, spans: Sequence[ContextSpan]) -> None:
+        """Write keys and values of features: rows [T, L*H] of these spans."""
 
     @abstractmethod
     def _blocks(
-        self, requests: Sequence[DraftRequest], contexts: Sequence[DraftContext], slots: BlockSlots
-    ) -> tuple[list[DraftBlock], Logits]:
-        """The blocks of the requests, and confidence logits [T]."""
+        self, requests: Sequence[DraftRequest], contexts: Sequence[DraftContext], counts: Sequence[int]
+    ) -> tuple[list[DraftBlock], list[Logits]]:
+        """A block of so many slots for each request, and its confidence logits."""
 
     def _is_waiting(self, context: DraftContext) -> bool:
         """Whether it has features that could become keys and values."""
@@ -188,19 +188,19 @@ class PagedDraftEngine(ABC):
             for context, count in zip(waiting, counts, strict=True)
         ]
         taken = [rows[:count] for rows, count in zip(pending, counts, strict=True)]
-        indices = [np.arange(one.first, one.last) for one in spans]
-        positions = np.concatenate([index + one.start for index, one in zip(indices, waiting, strict=True)])
-        slots = np.concatenate([self._slots(one, index) for one, index in zip(waiting, indices, strict=True)])
-        rows = feature_rows(joined(taken)).to(self._pool.dtype)
-        self._write(rows, spans, torch.from_numpy(positions), torch.from_numpy(slots))
+        self._write(feature_rows(joined(taken)).to(self._pool.dtype), spans)
         for span, rows_of_it, count in zip(spans, pending, counts, strict=True):
             rest = rows_of_it[count:].copy()
             span.context.settle(span.last, [rest] if len(rest) else [])
 
-    def _slots(self, context: DraftContext, index: Integers) -> Integers:
-        """Pool slots of context-relative token indices."""
-        size = self._pool.page_size
-        return np.array(context.pages, dtype=np.int64)[index // size] * size + index % size
+    def _places(self, spans: Sequence[ContextSpan]) -> tuple[Tensor, Tensor]:
+        """Absolute positions and pool slots of the rows of these spans, [T] each."""
+        size, positions, slots = self._pool.page_size, [], []
+        for one in spans:
+            index = np.arange(one.first, one.last)
+            positions.append(index + one.context.start)
+            slots.append(np.array(one.context.pages, dtype=np.int64)[index // size] * size + index % size)
+        return torch.from_numpy(np.concatenate(positions)), torch.from_numpy(np.concatenate(slots))
 
     def _layout(
         self, contexts: Sequence[DraftContext], slots: BlockSlots, index: Integers, kv_lens: Integers

@@ -40,7 +40,8 @@ class ChainDraftEngine(PagedDraftEngine):
             drafter.backbone.layers = nn.ModuleList()
         pack_linears(drafter.backbone, self._arena)
 
-    def _write(self, rows: Tensor, spans: Sequence[ContextSpan], positions: Tensor, slots: Tensor) -> None:
+    def _write(self, rows: Tensor, spans: Sequence[ContextSpan]) -> None:
+        positions, slots = self._places(spans)
         following = [token for one in spans for token in one.context.token_ids[one.first + 1 : one.last + 1]]
         states, embeddings = self._drafter.first_states(rows), self._embed(torch.tensor(following))
         backbone = self._native or self._drafter.backbone
@@ -48,8 +49,8 @@ class ChainDraftEngine(PagedDraftEngine):
         write_pages(self._pool, 0, key, value, write_layout(slots))
 
     def _blocks(
-        self, requests: Sequence[DraftRequest], contexts: Sequence[DraftContext], slots: BlockSlots
-    ) -> tuple[list[DraftBlock], Logits]:
+        self, requests: Sequence[DraftRequest], contexts: Sequence[DraftContext], counts: Sequence[int]
+    ) -> tuple[list[DraftBlock], list[Logits]]:
         rows = np.concatenate([joined(context.pending) for context in contexts])
         state = self._drafter.first_states(feature_rows(rows).to(self._pool.dtype))
         drafting = np.arange(len(contexts))
@@ -61,7 +62,7 @@ class ChainDraftEngine(PagedDraftEngine):
             state, hidden = self._step(members, step, previous, state[torch.from_numpy(kept)])
             return hidden
 
-        return self._heads.draft_by_steps(requests, slots, advance)
+        return self._heads.draft_by_steps(requests, BlockSlots.of(counts), advance)
 
     def _step(
         self, contexts: Sequence[DraftContext], step: int, previous: Tensor, states: Tensor

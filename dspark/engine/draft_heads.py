@@ -24,6 +24,7 @@ from dspark.decoding.sampling import argmax_with_margin
 from dspark.decoding.types import Acceptance, DraftBlock, DraftRequest, SparseProbs
 from dspark.engine.block_slots import BlockSlots, Integers
 from dspark.engine.kernels.markov import NativeMarkovHead
+from dspark.engine.kernels.native import PackedWeight
 from dspark.engine.linear import PackedLinear, WeightArena, make_linear, pack_linears
 from dspark.engine.past_blocks import Logits
 from dspark.models.calibration import Calibration
@@ -67,6 +68,7 @@ class DraftHeads:
         self._token_map = drafter.d2t if drafter.config.draft_vocab_size else None
         self._places = _places_of(self._token_map, drafter.config.vocab_size)
         self._native = _native_markov(drafter, self._token_map)
+        self._offsets = np.arange(drafter.config.gamma)
         self._find_best: FindBest = argmax_with_margin if arena is None else arena.kernels.best_two
 
     def draft(
@@ -74,15 +76,15 @@ class DraftHeads:
         requests: Sequence[DraftRequest],
         slots: BlockSlots,
         hidden: Tensor,  # [T, H]
-    ) -> tuple[list[DraftBlock], Logits]:
-        """The blocks of the requests from the hidden states of their slots, and confidence logits [T]."""
+    ) -> tuple[list[DraftBlock], list[Logits]]:
+        """The blocks of the requests from the hidden states of their slots, and their confidence logits."""
         base_logits = self._base_logits(requests, slots, np.arange(len(hidden)), hidden)
         drafts = self._tokens(requests, slots, _is_greedy(requests), hidden, base_logits)
         return self._finished(requests, slots, drafts)
 
     def draft_by_steps(
         self, requests: Sequence[DraftRequest], slots: BlockSlots, advance: Advance
-    ) -> tuple[list[DraftBlock], Logits]:
+    ) -> tuple[list[DraftBlock], list[Logits]]:
         """The same, where the hidden states of a slot come from the token drafted before it.
 
         Args:
@@ -102,6 +104,42 @@ class DraftHeads:
             )
         return self._finished(requests, slots, drafts)
 
+    @property
+    def native(self) -> tuple[PackedWeight, NativeMarkovHead] | None:
+        """Output projection and sequential head where our kernels have both."""
+        head = _packed(self._head)
+        return None if head is None or self._native is None else (head.packed, self._native)
+
+    @staticmethod
+    def are_greedy(requests: Sequence[DraftRequest]) -> bool:
+        """Whether the greatest of a drafter's own logits are what all these requests want drafted."""
+        return all(
+            one.sampling.acceptance is Acceptance.GREEDY
+            and (one.sampling.adjustments is None or not one.sampling.adjustments.logit_bias)
+            for one in requests
+        )
+
+    def blocks_of(
+        self,
+        requests: Sequence[DraftRequest],
+        counts: Sequence[int],
+        token_ids: npt.NDArray[np.int64],  # [T]
+        logits: Logits,  # [T]
+    ) -> tuple[list[DraftBlock], list[Logits]]:
+        """Greedy blocks of so many slots each, with calibrated confidences, and their confidence logits."""
+        offsets = np.concatenate([self._offsets[:count] for count in counts])
+        confidence = self.calibration.greedy.at(offsets, logits).astype(np.float32)
+        drafted = token_ids.astype(np.int32)
+        blocks, found, first = [], [], 0
+        for one, count in zip(requests, counts, strict=True):
+            mine = slice(first, first + count)
+            blocks.append(
+                DraftBlock(one.request_id, one.epoch, one.base_committed_len, drafted[mine], confidence[mine])
+            )
+            found.append(logits[mine])
+            first += count
+        return blocks, found
+
     def _base_logits(
         self, requests: Sequence[DraftRequest], slots: BlockSlots, members: Integers, hidden: Tensor
     ) -> Tensor:
@@ -112,7 +150,7 @@ class DraftHeads:
 
     def _finished(
         self, requests: Sequence[DraftRequest], slots: BlockSlots, drafts: _Drafts
-    ) -> tuple[list[DraftBlock], Logits]:
+    ) -> tuple[list[DraftBlock], list[Logits]]:
         logits = drafts.confidence_logits.numpy()
         confidence = self._confidence(slots, _is_greedy(requests), logits)
         token_ids = drafts.token_ids.to(torch.int32).numpy()
@@ -127,7 +165,7 @@ class DraftHeads:
             )
             for number, one in enumerate(requests)
         ]
-        return blocks, logits
+        return blocks, [logits[slots.rows(number)] for number in range(len(requests))]
 
     def _add_biases(self, requests: Sequence[DraftRequest], owners: Integers, base_logits: Tensor) -> None:
         """Add the logit biases of the requests that have any; tokens that cannot be drafted have no place."""

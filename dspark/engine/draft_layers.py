@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from dspark.engine.attention import RaggedLayout
+from dspark.engine.kernels.context_rows import FollowingRows
 from dspark.engine.kernels.decoder import DecoderLayer, DecoderShape, NativeDecoder
+from dspark.engine.kernels.draft import NativeDraft
 from dspark.engine.kernels.ingest import ContextWeights, NativeContext
-from dspark.engine.kernels.native import NativeKernels
+from dspark.engine.kernels.markov import NativeMarkovHead
+from dspark.engine.kernels.native import NativeKernels, PackedWeight
 from dspark.engine.lean_layers import native_layers, take_layer
 from dspark.engine.linear import WeightArena
 from dspark.engine.pages import PagePool
@@ -32,7 +37,7 @@ class NativeBackbone:
         arena: WeightArena,
     ) -> None:
         backbone, config = drafter.backbone, drafter.config
-        self._pool = pool
+        self._pool, self._kernels = pool, kernels
         self._rotary = rotary_table(backbone.rotary, config, pool.dtype)
         self._decoder = NativeDecoder(kernels, layers, backbone.norm.weight.detach(), _shape(config))
         attentions: list[DraftAttention] = [layer.self_attn for layer in backbone.layers]  # type: ignore[misc]
@@ -44,21 +49,37 @@ class NativeBackbone:
             key_norms=[one.k_norm.weight.detach().to(pool.dtype) for one in attentions],
             eps=config.rms_norm_eps,
         )
-        self._context = NativeContext(kernels, weights, (pool.keys, pool.values), pool.num_kv_heads)
+        pages = (pool.keys, pool.values)
+        self._context = NativeContext(kernels, weights, pages, pool.num_kv_heads, self._rotary)
 
-    def ingest(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """Write keys and values of the context (eqs. 2-3): features [T, L*H] at positions and slots [T]."""
-        self._context.write(features, self._rotation(positions), slots)
+    def ingest(self, features: Tensor, rows: Sequence[FollowingRows]) -> None:
+        """Write keys and values of the context (eqs. 2-3) from the features [T, L*H] of these rows."""
+        self._context.write(features, rows)
 
     def blocks(self, embeddings: Tensor, positions: Tensor, layout: RaggedLayout) -> Tensor:
         """Block embeddings [T, H], overwritten, at absolute positions [T] to hidden states [T, H]."""
         indices = (layout.slots, layout.row_request, layout.page_table, layout.kv_lens)
         pages = (self._pool.keys, self._pool.values)
-        return self._decoder.run(embeddings, pages, indices, self._rotation(positions))[0]
+        cos, sin = (table.index_select(0, positions) for table in self._rotary)
+        return self._decoder.run(embeddings, pages, indices, (cos, sin))[0]
 
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self._rotary
-        return cos.index_select(0, positions), sin.index_select(0, positions)
+    def with_heads(
+        self, drafter: DSparkDrafter, heads: tuple[PackedWeight, NativeMarkovHead]
+    ) -> NativeDraft | None:
+        """A whole draft in one call; None where there is more between the parts than the call does."""
+        config, embeddings = drafter.config, drafter.embed_tokens
+        if config.final_logit_softcapping or config.embedding_scale != 1:
+            return None
+        if embeddings.dtype != torch.bfloat16 or not embeddings.is_contiguous():
+            return None
+        pages = (self._pool.keys, self._pool.values)
+        return NativeDraft(
+            self._kernels,
+            (self._decoder, pages),
+            heads,
+            (embeddings, config.mask_token_id),
+            self._rotary,
+        )
 
 
 def native_backbone(

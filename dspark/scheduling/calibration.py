@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,13 @@ class SequentialScaling:
     temperatures: tuple[float, ...]
     # [G]
     offsets: tuple[float, ...]
+    # both as arrays
+    _by_position: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_position", (np.array(self.temperatures), np.array(self.offsets)))
 
     @classmethod
     def identity(cls, gamma: int) -> SequentialScaling:
@@ -88,15 +95,21 @@ class SequentialScaling:
 
     def apply(self, logits: Floats) -> npt.NDArray[np.float64]:  # logits [..., G'], G' <= G
         """Calibrated conditional confidences of the shape of `logits`."""
-        length = logits.shape[-1]
-        scaled = logits.astype(np.float64) / np.array(self.temperatures[:length])
-        return sigmoid(scaled + np.array(self.offsets[:length]))
+        return self.at(slice(logits.shape[-1]), logits)
+
+    def at(
+        self, positions: slice | npt.NDArray[np.int64], logits: Floats
+    ) -> npt.NDArray[np.float64]:  # both [..., N]
+        """The same for logits of any positions in a block."""
+        temperatures, offsets = self._by_position
+        return sigmoid(logits.astype(np.float64) / temperatures[positions] + offsets[positions])
 
     def undo(self, confidence: Floats) -> npt.NDArray[np.float64]:  # confidence [..., G'] in (0, 1)
         """The logits that `apply` made these confidences of."""
-        length = confidence.shape[-1]
-        scaled = np.log(confidence) - np.log1p(-confidence) - np.array(self.offsets[:length])
-        logits: npt.NDArray[np.float64] = scaled * np.array(self.temperatures[:length])
+        temperatures, offsets = (values[: confidence.shape[-1]] for values in self._by_position)
+        logits: npt.NDArray[np.float64] = (
+            np.log(confidence) - np.log1p(-confidence) - offsets
+        ) * temperatures
         return logits
 
     def survival_errors(self, logits: Floats, survived: npt.NDArray[np.generic]) -> list[float]:

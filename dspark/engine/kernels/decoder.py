@@ -23,7 +23,9 @@ class _LayerArgs(ctypes.Structure):
     )
 
 
-class _DecoderArgs(ctypes.Structure):
+class DecoderArgs(ctypes.Structure):
+    """Of all layers of a model."""
+
     _fields_ = (
         *((name, c_pointer) for name in ("layers", "final_norm", "residual", "hidden", "taps")),
         *((name, c_pointer) for name in ("delta", "heads", "attended", "gated")),
@@ -33,6 +35,13 @@ class _DecoderArgs(ctypes.Structure):
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "num_threads", "is_int8")),
         *((name, c_float) for name in ("scale", "norm_eps")),
     )
+
+
+# What `run` sets beside them.
+_STEP_TENSORS = (
+    *("residual", "hidden", "taps", "delta", "heads", "attended", "gated"),
+    *("slots", "row_request", "page_table", "kv_lens", "cos", "sin"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,6 @@ class NativeDecoder:
             )
         )
         tensors = (
-            self._final_norm,
             residual,
             hidden,
             taps,
@@ -142,25 +150,30 @@ class NativeDecoder:
         if EMBEDDING_TAP in self._tapped:
             column = self._tapped.index(EMBEDDING_TAP) * shape.hidden_size
             taps[:, column : column + shape.hidden_size] = residual
-        args = _DecoderArgs(
-            ctypes.addressof(self._bind(pages)),
-            *(tensor.data_ptr() for tensor in tensors),
-            num_rows,
-            layout[2].shape[1],
-            taps.shape[1],
-            len(self._layers),
-            shape.hidden_size,
-            shape.intermediate_size,
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.head_dim,
-            torch.get_num_threads(),
-            self._is_int8,
-            shape.scale,
-            shape.norm_eps,
-        )
+        args = self.arguments(pages)
+        for name, tensor in zip(_STEP_TENSORS, tensors, strict=True):
+            setattr(args, name, tensor.data_ptr())
+        args.num_rows, args.table_width, args.tap_stride = num_rows, layout[2].shape[1], taps.shape[1]
         self._call(ctypes.byref(args))
         return hidden, taps
+
+    def arguments(self, pages: tuple[Sequence[Tensor], Sequence[Tensor]]) -> DecoderArgs:
+        """All that does not depend on the rows of a step, with keys and values in these pages."""
+        shape = self._shape
+        return DecoderArgs(
+            layers=ctypes.addressof(self._bind(pages)),
+            final_norm=self._final_norm.data_ptr(),
+            num_layers=len(self._layers),
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            num_threads=torch.get_num_threads(),
+            is_int8=self._is_int8,
+            scale=shape.scale,
+            norm_eps=shape.norm_eps,
+        )
 
     def _bind(self, pages: tuple[Sequence[Tensor], Sequence[Tensor]]) -> ctypes.Array[_LayerArgs]:
         if self._bound is None or self._bound.keys is not pages[0]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.engine.kernels.arguments import c_float, c_int32, c_int64, c_pointer
+from dspark.engine.kernels.arguments import c_float, c_int32, c_pointer
+from dspark.engine.kernels.context_rows import ContextRowsArgs, FollowingRows, RowTable
 from dspark.engine.kernels.native import NativeKernels, PackedWeight
 
 # The rows of a round are read while the scheduler is at work on another core: a helper only gets in its way.
@@ -18,10 +19,9 @@ _ROWS_OF_ONE_THREAD = 16
 
 class _IngestArgs(ctypes.Structure):
     _fields_ = (
+        ("rows", ContextRowsArgs),
         *((name, c_pointer) for name in ("features", "fuse", "fused_norm", "keys_values")),
         *((name, c_pointer) for name in ("key_norms", "key_pages", "value_pages")),
-        *((name, c_pointer) for name in ("slots", "cos", "sin", "fused", "normed", "heads")),
-        ("num_rows", c_int64),
         *((name, c_int32) for name in ("num_layers", "feature_size", "hidden_size")),
         *((name, c_int32) for name in ("num_kv_heads", "head_dim", "num_threads", "is_int8")),
         ("norm_eps", c_float),
@@ -56,38 +56,35 @@ class NativeContext:
         weights: ContextWeights,
         pages: tuple[Sequence[Tensor], Sequence[Tensor]],  # keys and values of every layer
         num_kv_heads: int,
+        rotation: tuple[Tensor, Tensor],  # cosines and sines [P, D / 2] of every position
     ) -> None:
         assert weights.fuse.is_int8 == weights.keys_values.is_int8, "one format for both"
         self._call = kernels.function("dspark_ingest")
         self._weights, self._pages = weights, pages
         self._num_kv_heads = num_kv_heads
+        self._table = RowTable(rotation)
         self._pointers = [_addresses(tensors) for tensors in (weights.key_norms, *pages)]
 
-    def write(self, features: Tensor, rotation: tuple[Tensor, Tensor], slots: Tensor) -> None:
-        """Features [T, L*H], with cosines and sines [T, D / 2] of their positions, to slots [T] int64."""
-        weights, num_rows = self._weights, features.shape[0]
-        hidden_size, head_dim = weights.fuse.out_features, len(weights.key_norms[0])
+    def write(self, features: Tensor, rows: Sequence[FollowingRows]) -> None:
+        """Features [T, L*H] of these rows, in order, to their places."""
+        weights, num_rows = self._weights, self._table.fill(rows)
         assert features.dtype == torch.bfloat16, features.dtype
         assert features.is_contiguous(), features.stride()
-        assert features.shape[1] == weights.fuse.in_features, features.shape
-        fused, normed, heads = (
-            torch.empty((num_rows, width), dtype=torch.bfloat16)
-            for width in (hidden_size, hidden_size, weights.keys_values.out_features)
-        )
+        assert features.shape == (num_rows, weights.fuse.in_features), features.shape
+        num_threads = 1 if num_rows <= _ROWS_OF_ONE_THREAD else torch.get_num_threads()
         args = _IngestArgs(
+            self._table.args,
             features.data_ptr(),
             weights.fuse.words.data_ptr(),
             weights.fused_norm.data_ptr(),
             weights.keys_values.words.data_ptr(),
             *(ctypes.addressof(one) for one in self._pointers),
-            *(one.data_ptr() for one in (slots, *rotation, fused, normed, heads)),
-            num_rows,
             len(weights.key_norms),
             weights.fuse.in_features,
-            hidden_size,
+            weights.fuse.out_features,
             self._num_kv_heads,
-            head_dim,
-            1 if num_rows <= _ROWS_OF_ONE_THREAD else torch.get_num_threads(),
+            len(weights.key_norms[0]),
+            num_threads,
             weights.fuse.is_int8,
             weights.eps,
         )

@@ -1,8 +1,8 @@
 // The C ABI of the kernels: dtype 0 is float, 1 is bfloat16. Arguments are checked by the caller.
 #include "argmax.h"
 #include "decoder.h"
+#include "draft.h"
 #include "ingest.h"
-#include "markov.h"
 
 #include <sys/mman.h>
 
@@ -33,6 +33,8 @@ void dspark_attend(int dtype, const AttentionArgs* args) {
 void dspark_decode(const DecoderArgs* args) { decode(*args); }
 
 void dspark_ingest(const IngestArgs* args) { ingest(*args); }
+
+void dspark_draft_blocks(const DraftArgs* args) { draft_blocks(*args); }
 
 void dspark_draft_greedily(const MarkovArgs* args) { draft_greedily(*args); }
 

@@ -12,7 +12,9 @@ from dspark.engine.kernels.arguments import c_float, c_int32, c_int64, c_pointer
 from dspark.engine.kernels.native import NativeKernels, PackedWeight
 
 
-class _MarkovArgs(ctypes.Structure):
+class MarkovArgs(ctypes.Structure):
+    """Of the sequential head."""
+
     _fields_ = (
         *((name, c_pointer) for name in ("base_logits", "embeddings", "packed", "token_map", "anchors")),
         *((name, c_pointer) for name in ("first_slots", "embedded", "inputs", "biases", "token_ids")),
@@ -21,6 +23,13 @@ class _MarkovArgs(ctypes.Structure):
         *((name, c_int32) for name in ("rank", "num_draft_tokens", "hidden_size", "num_threads", "is_int8")),
         ("confidence_bias", c_float),
     )
+
+
+# What `draft` sets beside them.
+_DRAFT_TENSORS = (
+    *("base_logits", "anchors", "first_slots", "embedded", "inputs", "biases", "token_ids"),
+    *("hidden", "confidences"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +89,6 @@ class NativeMarkovHead:
         confidences = torch.empty(num_slots)
         tensors = (
             base_logits,
-            self._embeddings,
-            self._biases.words,
-            self._token_map,
             anchors,
             first_slots,
             embedded,
@@ -90,18 +96,26 @@ class NativeMarkovHead:
             biases,
             token_ids,
             hidden,
-            self._confidence_row,
             confidences,
         )
-        args = _MarkovArgs(
-            *(None if one is None else one.data_ptr() for one in tensors),
-            num_requests,
-            rank,
-            width,
-            hidden.shape[1],
-            torch.get_num_threads(),
-            self._biases.is_int8,
-            self._confidence_bias,
-        )
+        args = self.arguments()
+        for name, tensor in zip(_DRAFT_TENSORS, tensors, strict=True):
+            setattr(args, name, tensor.data_ptr())
+        args.num_requests = num_requests
         self._call(ctypes.byref(args))
         return GreedyDrafts(token_ids, embedded, confidences)
+
+    def arguments(self) -> MarkovArgs:
+        """All that does not depend on the blocks of a draft."""
+        return MarkovArgs(
+            embeddings=self._embeddings.data_ptr(),
+            packed=self._biases.words.data_ptr(),
+            token_map=None if self._token_map is None else self._token_map.data_ptr(),
+            confidence_row=self._confidence_row.data_ptr(),
+            rank=self._embeddings.shape[1],
+            num_draft_tokens=self._biases.out_features,
+            hidden_size=len(self._confidence_row) - self._embeddings.shape[1],
+            num_threads=torch.get_num_threads(),
+            is_int8=self._biases.is_int8,
+            confidence_bias=self._confidence_bias,
+        )

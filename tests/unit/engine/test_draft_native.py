@@ -84,6 +84,67 @@ def test_weights_of_8_bits_give_hidden_states_near_those_of_bfloat16(cache_dir: 
     assert (rounded - exact).norm() < 0.05 * exact.norm()
 
 
+def engine_of(cache_dir: Path, *, allows_int8: bool) -> DraftEngine:
+    pool = PagePool(
+        num_pages=4096, num_layers=2, num_kv_heads=2, head_dim=16, dtype=torch.bfloat16, cache_dir=cache_dir
+    )
+    return DraftEngine(make_drafter(), pool, cache_dir=cache_dir, allows_int8=allows_int8)
+
+
+@pytest.mark.parametrize("is_int8", [False, True], ids=["bfloat16", "8 bits"])
+@pytest.mark.parametrize("lengths", [(37,), (5, 20), tuple(range(1, 41))], ids=["one", "two", "forty"])
+def test_a_draft_in_one_call_is_the_one_of_its_parts(
+    cache_dir: Path, lengths: Sequence[int], is_int8: bool
+) -> None:
+    whole, parts = (engine_of(cache_dir, allows_int8=is_int8) for _ in range(2))
+    assert whole._whole is not None
+    parts._whole = None
+    rng = np.random.default_rng(2)
+    asked = []
+    for number, length in enumerate(lengths):
+        rows, start = rng.normal(size=(length, 128)).astype(np.float32), number % 3
+        asked.append(request(start + length + 1, name=str(number), max_drafts=1 + number % 4))
+        for engine in (whole, parts):
+            engine.push(feature_batch(str(number), 1, start, rows))
+    for mine, other in zip(whole.draft(asked), parts.draft(asked), strict=True):
+        assert mine.request_id == other.request_id
+        assert list(mine.token_ids) == list(other.token_ids)
+        assert list(mine.confidence) == list(other.confidence)
+
+
+def test_a_draft_in_one_call_makes_room_for_more_requests_and_longer_contexts_than_the_last(
+    cache_dir: Path,
+) -> None:
+    whole, parts = (engine_of(cache_dir, allows_int8=False) for _ in range(2))
+    parts._whole = None
+    rng = np.random.default_rng(3)
+    for number, length in enumerate((3, 90, 2, 240, 9)):
+        rows = rng.normal(size=(length, 128)).astype(np.float32)
+        names = [f"{number}-{copy}" for copy in range(1 + 25 * number)]
+        asked = [request(length + 1, name=name, max_drafts=4) for name in names]
+        for engine in (whole, parts):
+            for name in names:
+                engine.push(feature_batch(name, 1, 0, rows))
+        found, wanted = whole.draft(asked), parts.draft(asked)
+        assert len(found) == len(names)
+        assert [list(one.token_ids) for one in found] == [list(one.token_ids) for one in wanted]
+        for engine in (whole, parts):
+            engine.close(names)
+
+
+def test_a_draft_goes_by_its_parts_where_a_request_wants_something_between_them(cache_dir: Path) -> None:
+    engine = engine_of(cache_dir, allows_int8=False)
+    rows = np.random.default_rng(4).normal(size=(9, 128)).astype(np.float32)
+    kinds = {"greedy": GREEDY, "sampled": SAMPLED, "biased": biased(GREEDY, (40, 100.0))}
+    for name in kinds:
+        engine.push(feature_batch(name, 1, 0, rows))
+    asked = [request(10, name=name, max_drafts=3, sampling=kind) for name, kind in kinds.items()]
+    greedy, sampled, with_bias = engine.draft(asked)
+    assert list(greedy.token_ids) == list(engine.draft(asked[:1])[0].token_ids)
+    assert len(sampled.probs) == 3
+    assert set(with_bias.token_ids.tolist()) == {40}
+
+
 def blocks_of(
     cache_dir: Path,
     requests: Sequence[DraftRequest],
