@@ -28,8 +28,6 @@ _FEW_DRAFTS = 64
 class AdaptivePlanner(ABC):
     """What these policies share: measured costs, draft lengths from past rounds, and the guard."""
 
-    prepares = False
-
     def __init__(self) -> None:
         self._steps: CostModel | None = None
         self._drafts: CostModel | None = None
@@ -75,6 +73,11 @@ class AdaptivePlanner(ABC):
     def draft_len(self, history: DraftLength, gamma: int) -> int:
         """As many as earlier rounds of the request made use of, and a little more; all if drafts are free."""
         return gamma if self._drafts is None else history.next(gamma)
+
+    @property
+    def prepares(self) -> bool:
+        """Nothing to prepare."""
+        return False
 
     def prepare(self, step: StepAhead) -> None:
         """Nothing to prepare."""
@@ -173,14 +176,17 @@ class BarrierPlanner(AdaptivePlanner):
     is left.
     """
 
-    prepares = True
-
     def __init__(self) -> None:
         super().__init__()
         # by cohort, each of which counts its own rounds
         self._history: defaultdict[int, ConfidenceHistory] = defaultdict(ConfidenceHistory)
         self._round_number: defaultdict[int, int] = defaultdict(int)
         self._budget: int | None = None
+
+    @property
+    def prepares(self) -> bool:
+        """The budget of every round."""
+        return True
 
     def prepare(self, step: StepAhead) -> None:
         """Fix the budget of the coming round, of which nothing is known yet."""

@@ -33,7 +33,7 @@ class AutoPlanner(BarrierPlanner):
         super().__init__()
         # mean log-ratio of the speeds that early stop and the barrier promised
         self._advantage = 0.0
-        self._num_rounds = 0
+        self._num_planned = 0
         self._last: tuple[Sequence[Confidences], StepAhead, CapacityCurve, int] | None = None
 
     @property
@@ -41,17 +41,30 @@ class AutoPlanner(BarrierPlanner):
         """Whether the next round is planned by early stop."""
         return self._advantage >= 0.0
 
+    @property
+    def prepares(self) -> bool:
+        """Whether there is a round to look back on, or a budget is wanted: most early stops need neither."""
+        return self._last is not None or self._wants_budget()
+
     def prepare(self, step: StepAhead) -> None:
         """Look back on the round before, then fix the budget of the coming one where it is wanted."""
-        self._num_rounds += 1
         if self._last is not None:
             self._look_back(*self._last)
             self._last = None
-        if self._is_compared() or not self.stops_early:
+        if self._wants_budget():
             super().prepare(step)
 
+    def plan(self, step: StepAhead, confidences: Sequence[Confidences]) -> list[int]:
+        """As the better of the two."""
+        prefix_lens = super().plan(step, confidences)
+        self._num_planned += 1
+        return prefix_lens
+
+    def _wants_budget(self) -> bool:
+        return self._is_compared() or not self.stops_early
+
     def _is_compared(self) -> bool:
-        return self._num_rounds < _FIRST_ROUNDS or self._num_rounds % _ONE_IN == 0
+        return self._num_planned < _FIRST_ROUNDS or self._num_planned % _ONE_IN == 0
 
     def _look_back(
         self, confidences: Sequence[Confidences], step: StepAhead, curve: CapacityCurve, budget: int
