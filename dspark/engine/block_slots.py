@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,17 @@ class BlockSlots:
     def rows(self, request: int) -> slice:
         """Where the slots of one block are."""
         return slice(int(self.first[request]), int(self.first[request + 1]))
+
+    def steps(self) -> Iterator[tuple[Integers, Integers]]:
+        """For each offset in the blocks: the slots that have it, and their places among those before.
+
+        The places of the first step are those of the requests.
+        """
+        requests = np.arange(len(self.counts))
+        for step in range(int(self.counts.max())):
+            kept = np.flatnonzero(self.counts[requests] > step)
+            requests = requests[kept]
+            yield self.first[requests] + step, kept
 
     def of_requests(self, requests: Integers) -> tuple[BlockSlots, Tensor]:
         """The slots of some blocks only, and where they are among all."""

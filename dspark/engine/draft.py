@@ -15,10 +15,10 @@ from dspark.engine.block_slots import BlockSlots
 from dspark.engine.contexts import ContextSpan, DraftContext
 from dspark.engine.draft_base import DraftOptions, PagedDraftEngine, write_layout
 from dspark.engine.draft_layers import native_backbone
-from dspark.engine.kernels.context_rows import FollowingRows
 from dspark.engine.linear import pack_linears
 from dspark.engine.pages import PagePool
 from dspark.engine.past_blocks import Logits
+from dspark.engine.whole_draft import rows_after, whole_draft
 from dspark.models.drafter import DSparkDrafter
 
 
@@ -31,14 +31,13 @@ class DraftEngine(PagedDraftEngine):
         self._native = native_backbone(drafter, pool, self._arena)
         if self._native is None:
             pack_linears(drafter.backbone, self._arena)
-        heads = self._heads.native
         # layers and heads in one call, where no request needs anything between them
-        self._whole = self._native.with_heads(drafter, heads) if self._native and heads else None
+        self._whole = whole_draft(drafter, self._native, self._heads)
 
     def _write(self, rows: Tensor, spans: Sequence[ContextSpan]) -> None:
         if self._native is not None:
             self._native.ingest(
-                rows, [_rows_of(one.context, one.first, one.last - one.first) for one in spans]
+                rows, [rows_after(one.context, one.first, one.last - one.first) for one in spans]
             )
             return
         positions, slots = self._places(spans)
@@ -49,15 +48,10 @@ class DraftEngine(PagedDraftEngine):
     def _blocks(
         self, requests: Sequence[DraftRequest], contexts: Sequence[DraftContext], counts: Sequence[int]
     ) -> tuple[list[DraftBlock], list[Logits]]:
-        if self._whole is None or not self._heads.are_greedy(requests):
-            slots = BlockSlots.of(counts)
-            return self._heads.draft(requests, slots, self._run_blocks(requests, contexts, slots))
-        rows = [
-            _rows_of(context, context.num_computed, count)
-            for context, count in zip(contexts, counts, strict=True)
-        ]
-        token_ids, logits = self._whole.run(rows, [one.anchor_token for one in requests])
-        return self._heads.blocks_of(requests, counts, token_ids, logits)
+        if self._whole is not None and self._whole.can_draft(requests):
+            return self._whole.blocks(requests, contexts, counts)
+        slots = BlockSlots.of(counts)
+        return self._heads.draft(requests, slots, self._run_blocks(requests, contexts, slots))
 
     def _run_blocks(
         self, requests: Sequence[DraftRequest], contexts: Sequence[DraftContext], slots: BlockSlots
@@ -81,7 +75,3 @@ class DraftEngine(PagedDraftEngine):
 
         hidden: Tensor = self._drafter.backbone(embeddings, positions, attend)
         return hidden
-
-
-def _rows_of(context: DraftContext, length: int, count: int) -> FollowingRows:
-    return FollowingRows(context.pages, context.start, length, count)

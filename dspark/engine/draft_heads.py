@@ -11,7 +11,7 @@ token of the distribution that draft k is chosen from, before any calibration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,7 +68,6 @@ class DraftHeads:
         self._token_map = drafter.d2t if drafter.config.draft_vocab_size else None
         self._places = _places_of(self._token_map, drafter.config.vocab_size)
         self._native = _native_markov(drafter, self._token_map)
-        self._offsets = np.arange(drafter.config.gamma)
         self._find_best: FindBest = argmax_with_margin if arena is None else arena.kernels.best_two
 
     def draft(
@@ -96,7 +95,7 @@ class DraftHeads:
         """
         drafts = _Drafts.to_come(len(slots.request))
         anchors = torch.tensor([one.anchor_token for one in requests])
-        for step, (members, kept) in enumerate(_steps(slots)):
+        for step, (members, kept) in enumerate(slots.steps()):
             rows = torch.from_numpy(members)
             hidden = advance(step, kept, drafts.token_ids[rows - 1] if step else anchors)
             self._choose(
@@ -109,36 +108,6 @@ class DraftHeads:
         """Output projection and sequential head where our kernels have both."""
         head = _packed(self._head)
         return None if head is None or self._native is None else (head.packed, self._native)
-
-    @staticmethod
-    def are_greedy(requests: Sequence[DraftRequest]) -> bool:
-        """Whether the greatest of a drafter's own logits are what all these requests want drafted."""
-        return all(
-            one.sampling.acceptance is Acceptance.GREEDY
-            and (one.sampling.adjustments is None or not one.sampling.adjustments.logit_bias)
-            for one in requests
-        )
-
-    def blocks_of(
-        self,
-        requests: Sequence[DraftRequest],
-        counts: Sequence[int],
-        token_ids: npt.NDArray[np.int64],  # [T]
-        logits: Logits,  # [T]
-    ) -> tuple[list[DraftBlock], list[Logits]]:
-        """Greedy blocks of so many slots each, with calibrated confidences, and their confidence logits."""
-        offsets = np.concatenate([self._offsets[:count] for count in counts])
-        confidence = self.calibration.greedy.at(offsets, logits).astype(np.float32)
-        drafted = token_ids.astype(np.int32)
-        blocks, found, first = [], [], 0
-        for one, count in zip(requests, counts, strict=True):
-            mine = slice(first, first + count)
-            blocks.append(
-                DraftBlock(one.request_id, one.epoch, one.base_committed_len, drafted[mine], confidence[mine])
-            )
-            found.append(logits[mine])
-            first += count
-        return blocks, found
 
     def _base_logits(
         self, requests: Sequence[DraftRequest], slots: BlockSlots, members: Integers, hidden: Tensor
@@ -242,7 +211,7 @@ class DraftHeads:
         anchors = torch.tensor([one.anchor_token for one in requests])
         embedded = base_logits.new_empty((len(base_logits), markov.markov_w1.embedding_dim))
         state: Tensor | None = None
-        for step, (members, kept) in enumerate(_steps(slots)):
+        for step, (members, kept) in enumerate(slots.steps()):
             rows = torch.from_numpy(members)
             previous = drafts.token_ids[rows - 1] if step else anchors[torch.from_numpy(kept)]
             embedded[rows] = markov.embed(previous)
@@ -288,18 +257,6 @@ class DraftHeads:
 
 def _is_greedy(requests: Sequence[DraftRequest]) -> npt.NDArray[np.bool_]:
     return np.array([one.sampling.acceptance is Acceptance.GREEDY for one in requests])
-
-
-def _steps(slots: BlockSlots) -> Iterator[tuple[Integers, Integers]]:
-    """For each offset in the blocks: the slots that have it, and their places among those of the step before.
-
-    The places of the first step are those of the requests.
-    """
-    requests = np.arange(len(slots.counts))
-    for step in range(int(slots.counts.max())):
-        kept = np.flatnonzero(slots.counts[requests] > step)
-        requests = requests[kept]
-        yield slots.first[requests] + step, kept
 
 
 def _native_markov(drafter: Drafter, token_map: Tensor | None) -> NativeMarkovHead | None:
