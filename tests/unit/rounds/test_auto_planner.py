@@ -50,6 +50,17 @@ def test_the_choice_of_a_round_does_not_depend_on_its_own_confidences():
         assert planner.stops_early is before
 
 
+def test_early_stop_prepares_for_one_round_in_eight_and_looks_back_on_it_in_the_next():
+    planner = auto(STAIRS)
+    prepares = []
+    for number in range(64):
+        prepares.append(planner.prepares)
+        plan(planner, [[0.95] * 2 if number % 3 else [0.05] * 2], request_ids=["a"])
+    assert planner.stops_early
+    assert all(prepares[:33])
+    assert [number for number in range(34, 64) if prepares[number]] == [40, 41, 48, 49, 56, 57]
+
+
 def test_its_budget_as_a_barrier_is_that_of_the_barrier():
     rng = np.random.default_rng(3)
     planner, other = auto(WIDE_STAIR), barrier(step_cost=WIDE_STAIR)
