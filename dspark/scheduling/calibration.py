@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -53,13 +54,6 @@ class SequentialScaling:
     temperatures: tuple[float, ...]
     # [G]
     offsets: tuple[float, ...]
-    # both as arrays
-    _by_position: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] = field(
-        init=False, repr=False, compare=False
-    )
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_by_position", (np.array(self.temperatures), np.array(self.offsets)))
 
     @classmethod
     def identity(cls, gamma: int) -> SequentialScaling:
@@ -101,15 +95,14 @@ class SequentialScaling:
         self, positions: slice | npt.NDArray[np.int64], logits: Floats
     ) -> npt.NDArray[np.float64]:  # both [..., N]
         """The same for logits of any positions in a block."""
-        temperatures, offsets = self._by_position
+        temperatures, offsets = _array(self.temperatures), _array(self.offsets)
         return sigmoid(logits.astype(np.float64) / temperatures[positions] + offsets[positions])
 
     def undo(self, confidence: Floats) -> npt.NDArray[np.float64]:  # confidence [..., G'] in (0, 1)
         """The logits that `apply` made these confidences of."""
-        temperatures, offsets = (values[: confidence.shape[-1]] for values in self._by_position)
-        logits: npt.NDArray[np.float64] = (
-            np.log(confidence) - np.log1p(-confidence) - offsets
-        ) * temperatures
+        length = confidence.shape[-1]
+        scaled = np.log(confidence) - np.log1p(-confidence) - _array(self.offsets)[:length]
+        logits: npt.NDArray[np.float64] = scaled * _array(self.temperatures)[:length]
         return logits
 
     def survival_errors(self, logits: Floats, survived: npt.NDArray[np.generic]) -> list[float]:
@@ -119,6 +112,14 @@ class SequentialScaling:
             expected_calibration_error(predicted[:, position], survived[:, position])
             for position in range(logits.shape[1])
         ]
+
+
+@functools.lru_cache(maxsize=64)
+def _array(values: tuple[float, ...]) -> npt.NDArray[np.float64]:
+    """Made once: a round has no time to lose on it."""
+    array = np.array(values)
+    array.flags.writeable = False
+    return array
 
 
 def _fit_position(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -94,3 +97,19 @@ def test_survival_never_rises_along_a_block(confidence):
     result = survival(np.array(confidence))
     assert (np.diff(result) <= 0).all()
     assert result[-1] == pytest.approx(np.prod(confidence))
+
+
+def test_logits_of_single_positions_are_scaled_as_in_their_blocks():
+    scaling = SequentialScaling((0.5, 1.0, 2.0), (0.3, 0.0, -0.2))
+    logits = np.array([[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]])
+    positions = np.array([2, 0, 1])
+    np.testing.assert_array_equal(
+        scaling.at(positions, logits[1, positions]), scaling.apply(logits)[1, positions]
+    )
+
+
+def test_a_scaling_can_be_written_as_json():
+    assert json.loads(json.dumps(asdict(SequentialScaling((0.5,), (0.3,))))) == {
+        "temperatures": [0.5],
+        "offsets": [0.3],
+    }
