@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+
+from torch import Tensor
 
 c_pointer, c_int64, c_int32, c_float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+def point(args: ctypes.Structure, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+    """Let the arguments of these names point to these tensors."""
+    for name, tensor in zip(names, tensors, strict=True):
+        setattr(args, name, tensor.data_ptr())
 
 
 class AttentionArgs(ctypes.Structure):

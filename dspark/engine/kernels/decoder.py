@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dspark.engine.kernels.arguments import c_float, c_int32, c_int64, c_pointer
+from dspark.engine.kernels.arguments import c_float, c_int32, c_int64, c_pointer, point
 from dspark.engine.kernels.native import NativeKernels, PackedWeight
 from dspark.models.config import EMBEDDING_TAP
 
@@ -151,8 +151,7 @@ class NativeDecoder:
             column = self._tapped.index(EMBEDDING_TAP) * shape.hidden_size
             taps[:, column : column + shape.hidden_size] = residual
         args = self.arguments(pages)
-        for name, tensor in zip(_STEP_TENSORS, tensors, strict=True):
-            setattr(args, name, tensor.data_ptr())
+        point(args, _STEP_TENSORS, tensors)
         args.num_rows, args.table_width, args.tap_stride = num_rows, layout[2].shape[1], taps.shape[1]
         self._call(ctypes.byref(args))
         return hidden, taps

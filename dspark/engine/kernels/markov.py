@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.engine.kernels.arguments import c_float, c_int32, c_int64, c_pointer
+from dspark.engine.kernels.arguments import c_float, c_int32, c_int64, c_pointer, point
 from dspark.engine.kernels.native import NativeKernels, PackedWeight
 
 
@@ -99,8 +99,7 @@ class NativeMarkovHead:
             confidences,
         )
         args = self.arguments()
-        for name, tensor in zip(_DRAFT_TENSORS, tensors, strict=True):
-            setattr(args, name, tensor.data_ptr())
+        point(args, _DRAFT_TENSORS, tensors)
         args.num_requests = num_requests
         self._call(ctypes.byref(args))
         return GreedyDrafts(token_ids, embedded, confidences)
